@@ -3,6 +3,7 @@
 //! Every result is a table row and a JSON line. Compare modes of one run with each other, not seconds
 //! across machines.
 
+mod chart;
 mod cold;
 mod freshness;
 mod isolation;
@@ -64,7 +65,11 @@ enum Command {
     /// Keyed statements a second of many sessions on one table whose keys are in no cache, over a simulated store
     Statements(statements::Args),
     /// Rows at a fixed rate whose state is in no cache: how long until they are visible, with and without lookahead
+    #[command(long_about = prefetch::ABOUT)]
     Prefetch(prefetch::Args),
+    /// Rows whose keys change, over a store that gets faster: by the second, what is read ahead and what rows wait for
+    #[command(long_about = prefetch::adapt::ABOUT)]
+    Adapt(prefetch::adapt::Args),
     /// From a row sent until it can be read, is streamed, and is in a sink, behind chains of views
     Freshness(freshness::Args),
     /// A one-row change and a fresh read of a small view, alone and beside the work of other jobs and queries
@@ -89,6 +94,7 @@ fn main() -> ExitCode {
         Command::Micro(args) => runtime.block_on(micro::run(&args)),
         Command::Jobs(args) => runtime.block_on(jobs::run(&args)),
         Command::Cold(args) => runtime.block_on(cold::run(&args)),
+        Command::Adapt(args) => runtime.block_on(prefetch::adapt::run(&args)),
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
         Command::Isolation(args) => runtime.block_on(isolation::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),

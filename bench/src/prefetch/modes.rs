@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use millrace_executor::lookahead::presence::PLACES;
+use millrace_executor::lookahead::sketch::SketchOptions;
 use millrace_executor::options::Eviction::{self, Clock, Lru, Timestamp};
 use millrace_executor::options::StateAccess::{self, Asynchronous, Synchronous};
 use millrace_executor::options::{ExecOptions, LookaheadMode};
 use millrace_storage::sim::Profile;
 
+/// A mode that is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     pub name: &'static str,
@@ -21,34 +24,117 @@ const fn mode(name: &'static str, access: StateAccess, eviction: Eviction) -> Mo
     Mode { name, access, eviction, lookahead: LookaheadMode::Off, in_memory: false }
 }
 
-pub const MODES: [Mode; 9] = [
+const fn hints(name: &'static str, lookahead: LookaheadMode) -> Mode {
+    Mode { lookahead, ..mode(name, Asynchronous, Timestamp) }
+}
+
+const MODES: [Mode; 10] = [
     mode("sync-lru", Synchronous, Lru),
     mode("sync-clock", Synchronous, Clock),
     mode("async-lru", Asynchronous, Lru),
     mode("async-clock", Asynchronous, Clock),
-    mode("async-timestamp", Asynchronous, Timestamp),
-    Mode { lookahead: LookaheadMode::Auto, ..mode("lookahead", Asynchronous, Timestamp) },
-    Mode { lookahead: LookaheadMode::Entry, ..mode("entry", Asynchronous, Timestamp) },
-    Mode { lookahead: LookaheadMode::Root, ..mode("root", Asynchronous, Timestamp) },
-    Mode { in_memory: true, ..mode("ram", Asynchronous, Timestamp) },
+    mode(RECORDED, Asynchronous, Timestamp),
+    hints(LOOKAHEAD, LookaheadMode::Auto),
+    hints("entry", LookaheadMode::Entry),
+    hints("root", LookaheadMode::Root),
+    hints("leaf", LookaheadMode::Leaf),
+    Mode { in_memory: true, ..mode(RAM, Asynchronous, Timestamp) },
 ];
+
+/// Hints as by default.
+pub const LOOKAHEAD: &str = "lookahead";
+/// Nothing is cold.
+pub const RAM: &str = "ram";
+/// The mode whose leads and reads are recorded for [`BOUND`].
+pub const RECORDED: &str = "async-timestamp";
+/// The best of the modes with one fixed place. Not run: taken from them.
+pub const FIXED: &str = "fixed";
+/// What a perfect prefetcher would reach. Not run: computed from [`RECORDED`] and [`RAM`].
+pub const BOUND: &str = "bound";
+
+/// Places of [`FIXED`].
+const CANDIDATES: [&str; 3] = ["entry", "root", "leaf"];
 
 /// What all caches of the mode `ram` hold, which is more than the state.
 const IN_MEMORY_BYTES: usize = 512 << 20;
 
+fn run_names() -> String {
+    MODES.map(|m| m.name).join(", ")
+}
+
+/// The modes of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// In the order in which they are run and shown.
+    pub run: Vec<Mode>,
+    pub fixed: bool,
+    pub bound: bool,
+}
+
+impl Plan {
+    /// Of names of modes and groups. What a derived mode is taken from is run, too.
+    pub fn of(names: &[String]) -> Result<Plan, String> {
+        let has = |wanted: &[&str]| names.iter().any(|n| wanted.contains(&n.as_str()));
+        let fixed = has(&[FIXED, "async", "all"]);
+        let bound = has(&[BOUND, "async", "all"]);
+        let known = |name: &str| {
+            [FIXED, BOUND, "async", "all"].contains(&name) || MODES.iter().any(|m| m.name == name)
+        };
+        if let Some(unknown) = names.iter().find(|n| !known(n)) {
+            return Err(format!(
+                "there is no mode \"{unknown}\"; there are {}, {FIXED}, {BOUND}, and the groups all and async",
+                run_names()
+            ));
+        }
+        let is_run = |mode: &&Mode| {
+            let in_group = has(&["all"]) || has(&["async"]) && mode.access == Asynchronous;
+            in_group
+                || has(&[mode.name])
+                || fixed && CANDIDATES.contains(&mode.name)
+                || bound && [RECORDED, RAM].contains(&mode.name)
+        };
+        Ok(Plan { run: MODES.iter().filter(is_run).copied().collect(), fixed, bound })
+    }
+}
+
 impl Mode {
-    pub fn by_name(name: &str) -> Option<Mode> {
-        MODES.into_iter().find(|m| m.name == name)
+    pub fn by_name(name: &str) -> Result<Mode, String> {
+        let found = MODES.into_iter().find(|m| m.name == name);
+        found
+            .ok_or_else(|| format!("there is no mode \"{name}\" to run; there are {}", run_names()))
     }
 
-    /// With `cache` bytes for each state cache.
-    pub fn exec_options(&self, cache: usize) -> ExecOptions {
+    /// One of those that [`FIXED`] is taken from.
+    pub fn is_candidate(&self) -> bool {
+        CANDIDATES.contains(&self.name)
+    }
+
+    /// Without hints, and with cold state: what hints are compared with.
+    pub fn is_baseline(&self) -> bool {
+        self.lookahead == LookaheadMode::Off && !self.in_memory
+    }
+
+    /// Bytes that hints take from the memory of each state cache: the table of keys in memory and the sketch of frequent
+    /// ones.
+    pub fn hint_bytes(&self) -> usize {
+        match self.lookahead {
+            LookaheadMode::Off => 0,
+            _ => {
+                let SketchOptions { rows, counters, .. } = SketchOptions::default();
+                PLACES * size_of::<u32>() + rows * counters
+            }
+        }
+    }
+
+    /// With `cache` bytes for each state cache, and a threshold of the sketch of frequent keys.
+    pub fn exec_options(&self, cache: usize, threshold: u8) -> ExecOptions {
         let defaults = ExecOptions::default();
         ExecOptions {
             cache_bytes: if self.in_memory { IN_MEMORY_BYTES } else { cache },
             state_access: self.access,
             eviction: self.eviction,
             lookahead: self.lookahead,
+            sketch: SketchOptions { threshold, ..defaults.sketch },
             // A row waits for its state before the next is looked at.
             chunk_rows: if self.access == Synchronous { 1 } else { defaults.chunk_rows },
             ..defaults
@@ -69,6 +155,24 @@ impl Mode {
     }
 }
 
+/// Names of [`store_profile`]s, from the fastest to the slowest.
+const PROFILES: [&str; 4] = ["nvme", "dfs", "s3-express", "s3"];
+
+pub type NamedProfile = (String, Profile);
+
+/// Profiles by name; `all`: every one.
+pub fn store_profiles(names: &[String]) -> Result<Vec<NamedProfile>, String> {
+    if names.iter().any(|n| n == "all") {
+        return PROFILES.iter().map(|name| named_profile(name)).collect();
+    }
+    names.iter().map(|name| named_profile(name)).collect()
+}
+
+pub fn named_profile(name: &str) -> Result<NamedProfile, String> {
+    let missing = || format!("there is no profile \"{name}\"; there are {}", PROFILES.join(", "));
+    Ok((name.to_owned(), store_profile(name).ok_or_else(missing)?))
+}
+
 /// A kind of store, with puts and gets apart.
 ///
 /// Gets are those of [`Profile`]. Of S3 a service that runs on it publishes 63/78 ms for gets and 100/195 ms for puts
@@ -77,10 +181,10 @@ impl Mode {
 /// One Zone and replicated file systems only "single-digit milliseconds" and nothing are published, so their puts have
 /// the same ratio of medians as S3 and the spread of their gets. On a local drive a durable write costs a flush, which
 /// is no shorter than a read: same times.
-pub fn store_profile(name: &str) -> Option<Profile> {
+fn store_profile(name: &str) -> Option<Profile> {
     let millis =
         |p50: u64, p99: u64| Some((Duration::from_millis(p50), Duration::from_millis(p99)));
-    let profile = Profile::by_name(name)?;
+    let profile = Profile::by_name(name).filter(|_| PROFILES.contains(&name))?;
     let puts = match name {
         "s3" => millis(48, 195),
         "s3-express" => millis(8, 24),
@@ -88,4 +192,27 @@ pub fn store_profile(name: &str) -> Option<Profile> {
         _ => None,
     };
     Some(Profile { puts, ..profile })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(names: &[&str]) -> Plan {
+        Plan::of(&names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn what_a_derived_mode_is_taken_from_is_run() {
+        let names = |plan: &Plan| plan.run.iter().map(|m| m.name).collect::<Vec<_>>();
+        let all = plan(&["all"]);
+        assert!(all.fixed && all.bound && all.run.len() == MODES.len());
+        let fixed = plan(&["async-lru", "fixed"]);
+        assert!(fixed.fixed && !fixed.bound);
+        assert_eq!(names(&fixed)[0], "async-lru");
+        assert!(CANDIDATES.iter().all(|c| names(&fixed).contains(c)));
+        assert_eq!(names(&plan(&["bound"])), [RECORDED, RAM]);
+        let asynchronous = plan(&["async"]);
+        assert!(asynchronous.run.iter().all(|m| m.access == Asynchronous));
+    }
 }

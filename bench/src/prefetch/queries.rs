@@ -4,8 +4,9 @@
 //! the same rows and must have the same result.
 
 /// Factors between a row's number and its keys: primes, one for each key.
-const FACTORS: [u64; 5] = [2_654_435_761, 40_503_001, 1_299_709, 15_485_863, 179_424_673];
+const FACTORS: [u64; 5] = [2_654_435_761, 40_503_013, 1_299_709, 15_485_863, 179_424_673];
 
+#[derive(Debug)]
 pub struct Query {
     pub name: &'static str,
     /// Tables that rows are looked up in.
@@ -149,6 +150,22 @@ pub const QUERIES: &[Query] = &[
     },
 ];
 
+/// The least row number whose key is any of all, in [`ADAPT`]; those below have one of 500, whose state a cache holds.
+pub const COLD_ROWS: u64 = 1_000_000_000;
+
+/// A join by a key that a projection makes: of few keys, and of all from [`COLD_ROWS`] on.
+pub const ADAPT: Query = Query {
+    name: "adapt",
+    dimensions: 1,
+    caches: 1,
+    views: &[(
+        "out",
+        "SELECT e.id, e.v, d0.a FROM (SELECT id, v, CASE WHEN id < 1000000000 THEN k0 % 500 ELSE k0 END AS k \
+         FROM events) AS e JOIN d0 ON e.k = d0.k",
+    )],
+    history: 0,
+};
+
 impl Query {
     pub fn by_name(name: &str) -> Option<&'static Query> {
         QUERIES.iter().find(|q| q.name == name)
@@ -183,19 +200,54 @@ impl Query {
     }
 
     /// Arriving rows of the numbers from `first` to `last`, which may be parameters.
-    pub fn insert(keys: u64, first: &str, last: &str) -> String {
-        let key = |d: usize| format!("x * {} % {keys}", FACTORS[d]);
+    pub fn insert(keys: &Keys, first: &str, last: &str) -> String {
+        let columns = FACTORS.map(|factor| keys.of_row(factor)).join(", ");
         // Prices of no order, each once.
         let price = "x * 48271 % 2147483647";
         let time = "TIMESTAMP '2026-01-01 00:00:00' + x * INTERVAL '1 millisecond'";
         format!(
-            "INSERT INTO events SELECT x, {}, {}, {}, {}, {}, {price}, {time}, md5(x::text) \
-             FROM generate_series({first}, {last}) AS s(x)",
-            key(0),
-            key(1),
-            key(2),
-            key(3),
-            key(4)
+            "INSERT INTO events SELECT x, {columns}, {price}, {time}, md5(x::text) \
+             FROM generate_series({first}, {last}) AS s(x)"
         )
     }
 }
+
+/// Which keys arriving rows have.
+#[derive(Clone, Copy, Debug)]
+pub struct Keys {
+    pub count: u64,
+    /// The exponent of Zipf's law; 0: each key in its turn.
+    pub skew: f64,
+}
+
+impl Keys {
+    /// Each key in its turn.
+    pub fn in_turn(count: u64) -> Keys {
+        Keys { count, skew: 0.0 }
+    }
+
+    /// A key of row `x`, as SQL.
+    fn of_row(&self, factor: u64) -> String {
+        let count = self.count;
+        if self.skew <= 0.0 {
+            return format!("x * {factor} % {count}");
+        }
+        // The continuous form of Zipf's law has an inverse: of a uniform number u the rank is
+        // (1 + u ((n + 1)^(1 - s) - 1))^(1 / (1 - s)). Ranks are then put in no order.
+        let rest = 1.0 - if (self.skew - 1.0).abs() < 1e-6 { 1.0 - 1e-6 } else { self.skew };
+        let (range, exponent) = ((count as f64 + 1.0).powf(rest) - 1.0, 1.0 / rest);
+        let uniform = format!("(x * {factor} % {MODULUS})::double precision / {MODULUS}");
+        let number = |value: f64| format!("'{value:e}'::double precision");
+        let rank = format!(
+            "least(floor(power(1 + {uniform} * {}, {}))::bigint - 1, {count} - 1)",
+            number(range),
+            number(exponent)
+        );
+        format!("{rank} * {SPREAD} % {count}")
+    }
+}
+
+/// A prime.
+const MODULUS: u64 = 2_147_483_647;
+/// Another one: spreads ranks over the keys.
+const SPREAD: u64 = 7_368_787;

@@ -1,6 +1,6 @@
-//! When rows arrived, could be read by the first view, and were visible in the last.
+//! When rows arrived, could be read by each view, and were visible in the last.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use millrace_common::{Epoch, RelationId};
@@ -17,14 +17,35 @@ pub struct Sent {
     pub due: Instant,
     pub every: Duration,
     pub rows: u64,
-    /// When the statement had its answer.
+    /// When the statement was sent, and when it had its answer.
+    pub sent: Instant,
     pub acknowledged: Instant,
+}
+
+impl Sent {
+    fn due_of(&self, row: u64) -> Instant {
+        self.due + self.every.mul_f64(row as f64)
+    }
 }
 
 /// Epochs of the table and of each view, as far as they were looked up.
 pub struct Epochs {
     relations: Vec<RelationId>,
     times: Vec<BTreeMap<Epoch, EpochTimes>>,
+}
+
+/// An epoch of a view that has some statement's rows: from when they could be read until it was sealed.
+#[derive(Clone, Copy, Debug)]
+struct Stage {
+    epoch: Epoch,
+    readable: Instant,
+    waited: Duration,
+}
+
+/// What the views did with a statement's rows, the first view first, and when the last one showed them.
+struct Seen {
+    stages: Vec<Stage>,
+    visible: Instant,
 }
 
 impl Epochs {
@@ -55,30 +76,140 @@ impl Epochs {
         self.times.first()?.values().rev().find(committed)
     }
 
-    /// When the rows of a statement were visible, and how long the views' epochs with them took from when their input
-    /// could be read until they were sealed.
-    fn seen(&self, sent: &Sent) -> Option<(Instant, Duration)> {
+    fn seen(&self, sent: &Sent) -> Option<Seen> {
         let entered = self.of_statement(sent)?;
         let mut readable = entered.committed?;
-        let mut waited = Duration::ZERO;
+        let mut stages = Vec::with_capacity(self.times.len());
         for view in &self.times[1..] {
             let bringing = |t: &&EpochTimes| t.committed.is_some();
-            let epoch = view.range(entered.epoch..).map(|(_, t)| t).find(bringing)?;
-            waited += epoch.sealed?.saturating_duration_since(readable);
-            readable = epoch.committed?;
+            let found = view.range(entered.epoch..).map(|(_, t)| t).find(bringing)?;
+            stages.push(Stage {
+                epoch: found.epoch,
+                readable: readable.into_std(),
+                waited: found.sealed?.saturating_duration_since(readable),
+            });
+            readable = found.committed?;
         }
-        Some((readable.into_std(), waited))
+        Some(Seen { stages, visible: readable.into_std() })
     }
 }
 
+/// A run: when each statement's rows were where.
+pub struct Recording {
+    pub epochs: Epochs,
+    pub sent: Vec<Sent>,
+    /// Rows that were due before are not measured.
+    pub from: Instant,
+}
+
+/// One measured row; milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct RowTimes {
+    pub due: Instant,
+    pub visible: f64,
+    pub state_wait: f64,
+}
+
+impl Recording {
+    /// Every row that was due in time.
+    pub fn rows(&self) -> Result<Vec<RowTimes>, String> {
+        self.rows_with(|_| 0.0)
+    }
+
+    /// Every row, with so many milliseconds of its waits taken away.
+    fn rows_with(&self, saved: impl Fn(&[Stage]) -> f64) -> Result<Vec<RowTimes>, String> {
+        let mut all = Vec::new();
+        let mut unknown = 0;
+        for statement in &self.sent {
+            let Some(Seen { stages, visible }) = self.epochs.seen(statement) else {
+                unknown += 1;
+                continue;
+            };
+            let saved = saved(&stages);
+            let waited: Duration = stages.iter().map(|s| s.waited).sum();
+            for row in 0..statement.rows {
+                let due = statement.due_of(row);
+                if due >= self.from {
+                    let visible = millis(visible.saturating_duration_since(due));
+                    let state_wait = (millis(waited) - saved).max(0.0);
+                    all.push(RowTimes { due, visible: (visible - saved).max(0.0), state_wait });
+                }
+            }
+        }
+        if unknown * MOST_UNKNOWN > self.sent.len() {
+            let count = self.sent.len();
+            return Err(format!("the epochs of {unknown} of {count} statements are not known"));
+        }
+        Ok(all)
+    }
+
+    /// The median wait of each view's epochs, by rows; milliseconds.
+    pub fn median_waits(&self) -> Vec<f64> {
+        let views = self.epochs.times.len() - 1;
+        let mut waits = vec![Vec::new(); views];
+        for statement in &self.sent {
+            let measured = (0..statement.rows).filter(|row| statement.due_of(*row) >= self.from);
+            let count = measured.count();
+            let stages = self.epochs.seen(statement).map_or_else(Vec::new, |s| s.stages);
+            for (all, stage) in waits.iter_mut().zip(stages) {
+                all.extend(std::iter::repeat_n(millis(stage.waited), count));
+            }
+        }
+        let median = |mut all: Vec<f64>| {
+            all.sort_by(f64::total_cmp);
+            all.get(all.len() / 2).copied().unwrap_or_default()
+        };
+        waits.into_iter().map(median).collect()
+    }
+
+    /// The rows as a perfect prefetcher would have served them.
+    ///
+    /// It knows every key when its row enters, reads at once, and reads nothing else. Of each epoch of a view the
+    /// recording, made without hints, has the wait; `warm` is what a view's epoch takes when nothing is cold, so the
+    /// rest of the wait is its slowest read (over a chain of joins: the longest chain of reads). The lead is the time
+    /// from a statement's sending until the view could read its rows, the mean over the epoch's rows. The prefetcher
+    /// hides as much of the read as the lead lasts: the epoch waits for `warm + max(0, read - lead)`. Since that is
+    /// convex in the lead, the mean lead makes it no worse than keys with leads of their own would be: it is a bound.
+    pub fn bound(&self, warm: &[f64]) -> Result<Vec<RowTimes>, String> {
+        let leads = self.leads();
+        let saved_by = |(view, stage): (usize, &Stage)| {
+            let lead = leads.get(&(view, stage.epoch)).copied().unwrap_or_default();
+            let (waited, warm) =
+                (millis(stage.waited), warm.get(view).copied().unwrap_or_default());
+            let read = (waited - warm).max(0.0);
+            read.min(lead)
+        };
+        self.rows_with(|stages| stages.iter().enumerate().map(saved_by).sum())
+    }
+
+    /// Of each view's epochs the mean lead of their rows; milliseconds.
+    fn leads(&self) -> HashMap<(usize, Epoch), f64> {
+        let mut sums: HashMap<(usize, Epoch), (f64, f64)> = HashMap::new();
+        for statement in &self.sent {
+            let stages = self.epochs.seen(statement).map_or_else(Vec::new, |s| s.stages);
+            for (view, stage) in stages.iter().enumerate() {
+                let lead = millis(stage.readable.saturating_duration_since(statement.sent));
+                let sum = sums.entry((view, stage.epoch)).or_default();
+                *sum = (sum.0 + lead * statement.rows as f64, sum.1 + statement.rows as f64);
+            }
+        }
+        sums.into_iter().map(|(of, (lead, rows))| (of, lead / rows.max(1.0))).collect()
+    }
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}
+
 /// Milliseconds of each row, sorted.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Latencies {
-    visible: Vec<f64>,
-    state_wait: Vec<f64>,
+    pub visible: Vec<f64>,
+    pub state_wait: Vec<f64>,
 }
 
 /// Median, 99th percentile and 99.9th.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Percentiles {
     pub p50: f64,
     pub p99: f64,
@@ -86,49 +217,34 @@ pub struct Percentiles {
 }
 
 impl Latencies {
-    /// Of the rows that were due after a moment.
-    pub fn of(epochs: &Epochs, sent: &[Sent], from: Instant) -> Result<Latencies, String> {
+    pub fn of(rows: &[RowTimes]) -> Latencies {
+        let sorted = |of: fn(&RowTimes) -> f64| {
+            let mut all: Vec<f64> = rows.iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all
+        };
+        Latencies { visible: sorted(|r| r.visible), state_wait: sorted(|r| r.state_wait) }
+    }
+
+    /// Of several runs.
+    pub fn all(runs: impl Iterator<Item = Latencies>) -> Latencies {
         let mut all = Latencies::default();
-        let millis = |d: Duration| d.as_secs_f64() * 1_000.0;
-        let mut unknown = 0;
-        for statement in sent {
-            let Some((visible, waited)) = epochs.seen(statement) else {
-                unknown += 1;
-                continue;
-            };
-            for row in 0..statement.rows {
-                let due = statement.due + statement.every.mul_f64(row as f64);
-                if due >= from {
-                    all.visible.push(millis(visible.saturating_duration_since(due)));
-                    all.state_wait.push(millis(waited));
-                }
-            }
-        }
-        if unknown * MOST_UNKNOWN > sent.len() {
-            return Err(format!(
-                "the epochs of {unknown} of {} statements are not known",
-                sent.len()
-            ));
+        for mut run in runs {
+            all.visible.append(&mut run.visible);
+            all.state_wait.append(&mut run.state_wait);
         }
         all.visible.sort_by(f64::total_cmp);
         all.state_wait.sort_by(f64::total_cmp);
-        Ok(all)
+        all
     }
 
     pub fn rows(&self) -> u64 {
         self.visible.len() as u64
     }
-
-    pub fn visible(&self) -> Percentiles {
-        percentiles(&self.visible)
-    }
-
-    pub fn state_wait(&self) -> Percentiles {
-        percentiles(&self.state_wait)
-    }
 }
 
-fn percentiles(sorted: &[f64]) -> Percentiles {
+/// Of sorted values.
+pub fn percentiles(sorted: &[f64]) -> Percentiles {
     let at = |share: f64| {
         let last = sorted.len().saturating_sub(1) as f64;
         sorted.get((last * share).round() as usize).copied().unwrap_or_default()
@@ -142,8 +258,8 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_row_is_visible_with_the_first_epoch_of_the_view_that_has_it() {
+    /// Three rows, sent at 0 ms and readable at 10 ms, in an epoch that is sealed at 30 and committed at 50.
+    fn recording() -> Recording {
         let begun = At::now();
         let at = |ms: u64| Some(begun + Duration::from_millis(ms));
         let table = EpochTimes { epoch: Epoch(5), sealed: None, committed: at(10) };
@@ -156,12 +272,32 @@ mod tests {
             due: begun.into_std(),
             every: Duration::from_millis(2),
             rows: 3,
+            sent: begun.into_std(),
             acknowledged: (begun + Duration::from_millis(11)).into_std(),
         };
         let from = (begun + Duration::from_millis(2)).into_std();
-        let all = Latencies::of(&epochs, &[sent], from).expect("the epochs are known");
+        Recording { epochs, sent: vec![sent], from }
+    }
+
+    #[test]
+    fn a_row_is_visible_with_the_first_epoch_of_the_view_that_has_it() {
+        let all = Latencies::of(&recording().rows().expect("the epochs are known"));
         assert_eq!(all.rows(), 2, "the first row was due before");
         assert_eq!(all.visible, [46.0, 48.0]);
         assert_eq!(all.state_wait, [20.0, 20.0]);
+        assert_eq!(recording().median_waits(), [20.0]);
+    }
+
+    #[test]
+    fn a_perfect_prefetcher_hides_a_read_for_as_long_as_the_lead_lasts() {
+        let waits =
+            |warm: f64| Latencies::of(&recording().bound(&[warm]).expect("the epochs are known"));
+        // A read of 18 ms, of which the lead of 10 ms hides as much.
+        assert_eq!(waits(2.0).state_wait, [10.0, 10.0]);
+        assert_eq!(waits(2.0).visible, [36.0, 38.0]);
+        // A read of 5 ms is hidden whole.
+        assert_eq!(waits(15.0).state_wait, [15.0, 15.0]);
+        // An epoch that took no longer than a warm one cannot be made shorter.
+        assert_eq!(waits(30.0).state_wait, [20.0, 20.0]);
     }
 }

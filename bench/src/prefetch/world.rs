@@ -1,6 +1,7 @@
 //! A bucket with a query's state, built once, and servers on copies of it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use millrace::{Config, Overrides, Standalone};
@@ -11,8 +12,10 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use tempfile::TempDir;
 use tokio_postgres::Client;
 
+use super::args::Setting;
 use super::modes::Mode;
-use super::queries::Query;
+use super::queries::{Keys, Query};
+use super::sparse;
 use crate::cold::{settle_for, state_bytes};
 use crate::nexmark::{connect, execute, temporary};
 
@@ -23,18 +26,23 @@ const LOAD_ROWS: u64 = 100_000;
 const BUILD_FLUSH_BYTES: usize = 128 << 10;
 const FLUSH_BYTES: usize = 16 << 20;
 /// The garbage collector runs less often than that; its requests take no time from anyone.
-const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
+const QUIET: Duration = Duration::from_secs(2);
 const MEMORY_LIMIT: usize = 1 << 30;
+/// The disk tier holds what was ever written while the state was built.
+const DISK_BYTES: usize = 512 << 20;
+const DISK_OPENS: Duration = Duration::from_secs(30);
+/// Where a server keeps its disk tier, in its directory.
+const DISK_DIRECTORY: &str = "cache";
 
 pub struct World {
     pub query: &'static Query,
     pub keys: u64,
     /// Bytes of all views' runs.
     pub state: u64,
-    /// Memory for cold state: half of it decoded blocks, the other half shared by the state caches.
-    pub cache: usize,
     parallelism: usize,
     bucket: Arc<dyn ObjectStore>,
+    /// The directory of the server that built the state, if it had a disk tier.
+    disk: Option<TempDir>,
 }
 
 /// A server on a copy of the bucket.
@@ -44,29 +52,47 @@ pub struct Running {
     pub sim: SimStore,
     /// What it reads and writes, from the table to the result.
     pub relations: Vec<RelationId>,
-    _dir: TempDir,
+    /// Memory for cold state, in bytes: half of it decoded blocks, the other half shared by the state caches, and what
+    /// hints need.
+    pub cache: usize,
+    dir: TempDir,
+}
+
+/// What a server has that others have not.
+struct Start {
+    sim: SimStore,
+    overrides: Overrides,
+    flush_bytes: usize,
+    disk_tier: bool,
+    dir: TempDir,
 }
 
 impl World {
-    /// Builds a query's state; the caches may hold `share` times less.
+    /// Builds a query's state; with what a disk tier holds then, if one is asked for.
     pub async fn build(
         query: &'static Query,
         keys: u64,
-        share: u64,
         parallelism: usize,
+        disk_tier: bool,
     ) -> Result<World, String> {
         let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let mut world = World { query, keys, state: 0, cache: 0, parallelism, bucket };
+        let disk = if disk_tier { Some(temporary(None)?) } else { None };
+        let mut world = World { query, keys, state: 0, parallelism, bucket, disk };
+        let dir = temporary(None)?;
         let sim = SimStore::new(Arc::clone(&world.bucket), Profile::INSTANT, 1);
-        let running = world.start(sim, Overrides::threads_apart(), BUILD_FLUSH_BYTES).await?;
+        let overrides = Overrides::threads_apart();
+        let start = Start { sim, overrides, flush_bytes: BUILD_FLUSH_BYTES, disk_tier, dir };
+        let running = world.start(start).await?;
         world.fill(&running.client).await?;
         settle_for(&running.sim, QUIET).await?;
         for (view, _) in query.views {
             world.state += state_bytes(&running.server, view)?;
         }
-        running.stop().await;
-        world.cache = (world.state / share.max(1)) as usize;
-        match world.cache {
+        let dir = running.stop().await;
+        if let Some(disk) = &world.disk {
+            sparse::copy(&dir.path().join(DISK_DIRECTORY), disk.path())?;
+        }
+        match world.state {
             0 => Err(format!("the state of {} is not in the store: more keys", query.name)),
             _ => Ok(world),
         }
@@ -86,7 +112,7 @@ impl World {
         for first in (0..history).step_by(LOAD_ROWS as usize) {
             let last = (first + LOAD_ROWS).min(history) - 1;
             let (first, last) = (format!("{first}::bigint"), format!("{last}::bigint"));
-            execute(client, &Query::insert(self.keys, &first, &last)).await?;
+            execute(client, &Query::insert(&Keys::in_turn(self.keys), &first, &last)).await?;
         }
         for view in self.query.create_views() {
             execute(client, &view).await?;
@@ -99,25 +125,27 @@ impl World {
         self.keys * self.query.history
     }
 
-    /// A server in a mode, with caches that know nothing.
-    pub async fn copy(&self, mode: &Mode, profile: Profile) -> Result<Running, String> {
-        let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let objects: Vec<_> =
-            self.bucket.list(None).try_collect().await.map_err(|e| e.to_string())?;
-        for object in objects {
-            let found = self.bucket.get(&object.location).await.map_err(|e| e.to_string())?;
-            let bytes = found.bytes().await.map_err(|e| e.to_string())?;
-            let put = bucket.put(&object.location, bytes.into()).await;
-            put.map_err(|e| e.to_string())?;
-        }
-        let sim = SimStore::new(bucket, mode.profile(profile), 1);
+    /// A server in a mode, with caches in memory that know nothing.
+    pub async fn copy(&self, mode: &Mode, setting: &Setting) -> Result<Running, String> {
+        let bucket = copied(&self.bucket).await?;
+        let sim = SimStore::new(bucket, mode.profile(setting.profile), 1);
+        let cache = (self.state as f64 / setting.state_to_cache) as usize;
         let caches = self.query.caches * self.parallelism;
-        let exec = Some(mode.exec_options(self.cache / 2 / caches));
+        // What hints need is memory that the caches have less, but never more than half of it.
+        let left = cache.saturating_sub(caches * mode.hint_bytes()).max(cache / 2);
+        let exec = Some(mode.exec_options(left / 2 / caches, setting.threshold));
         let overrides = Overrides { exec, ..Overrides::threads_apart() };
-        let mut running = self.start(sim, overrides, FLUSH_BYTES).await?;
+        let dir = temporary(None)?;
+        let disk_tier = setting.disk_tier && !mode.in_memory;
+        if let Some(disk) = self.disk.as_ref().filter(|_| disk_tier) {
+            sparse::copy(disk.path(), &dir.path().join(DISK_DIRECTORY))?;
+        }
+        let start = Start { sim, overrides, flush_bytes: FLUSH_BYTES, disk_tier, dir };
+        let mut running = self.start(start).await?;
+        running.cache = cache;
         if !mode.in_memory {
             let blocks = running.server.store.cache();
-            blocks.set_memory_bytes(self.cache / 2).map_err(|e| e.to_string())?;
+            blocks.set_memory_bytes(left / 2).map_err(|e| e.to_string())?;
         }
         let catalog = running.server.meta.catalog();
         for name in std::iter::once("events").chain(self.query.views.iter().map(|(n, _)| *n)) {
@@ -127,16 +155,12 @@ impl World {
         Ok(running)
     }
 
-    async fn start(
-        &self,
-        sim: SimStore,
-        overrides: Overrides,
-        flush_bytes: usize,
-    ) -> Result<Running, String> {
-        let dir = temporary(None)?;
+    async fn start(&self, start: Start) -> Result<Running, String> {
+        let Start { sim, overrides, flush_bytes, disk_tier, dir } = start;
         let config = Config {
             memory_limit: MEMORY_LIMIT,
             parallelism: self.parallelism,
+            disk_cache: if disk_tier { DISK_BYTES } else { 0 },
             ..Config::embedded(dir.path())
         };
         let overrides = Overrides {
@@ -145,15 +169,45 @@ impl World {
             ..overrides
         };
         let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
+        if disk_tier {
+            until_open(&server).await?;
+        }
         let client = connect(server.address.port()).await?;
-        Ok(Running { server, client, sim, relations: Vec::new(), _dir: dir })
+        Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, dir: dir })
     }
 }
 
+/// The disk tier opens in the background.
+async fn until_open(server: &Standalone) -> Result<(), String> {
+    let begun = Instant::now();
+    while !server.store.cache().has_disk() {
+        if begun.elapsed() > DISK_OPENS {
+            return Err("the disk tier does not open".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// A copy of a bucket, in memory.
+async fn copied(from: &Arc<dyn ObjectStore>) -> Result<Arc<dyn ObjectStore>, String> {
+    let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let objects: Vec<_> = from.list(None).try_collect().await.map_err(|e| e.to_string())?;
+    for object in objects {
+        let found = from.get(&object.location).await.map_err(|e| e.to_string())?;
+        let bytes = found.bytes().await.map_err(|e| e.to_string())?;
+        let put = bucket.put(&object.location, bytes.into()).await;
+        put.map_err(|e| e.to_string())?;
+    }
+    Ok(bucket)
+}
+
 impl Running {
-    pub async fn stop(self) {
+    /// Stops the server; its directory.
+    pub async fn stop(self) -> TempDir {
         drop(self.client);
         self.server.shutdown().await;
+        self.dir
     }
 
     /// Of the result.

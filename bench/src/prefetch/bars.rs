@@ -1,0 +1,236 @@
+//! What the comparison is for: ratios of medians, and what they should be.
+
+use serde::Serialize;
+
+use super::modes::{BOUND, FIXED, LOOKAHEAD, Mode, Plan, RAM};
+use super::report::Cost;
+
+/// One ratio. Names are those of the JSON line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bar {
+    pub bar: String,
+    pub query: String,
+    pub profile: String,
+    pub disk_tier: bool,
+    pub skew: f64,
+    pub state_to_cache: f64,
+    pub threshold: u8,
+    pub value: f64,
+    /// `value` should be at least, or at most, that; where both are null it is only told.
+    pub at_least: Option<f64>,
+    pub at_most: Option<f64>,
+    pub met: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Limit {
+    Least(f64),
+    Most(f64),
+    /// Only to be known.
+    None,
+}
+
+fn bar(of: &Cost, name: String, value: f64, limit: Limit) -> Bar {
+    let (at_least, at_most, met) = match limit {
+        Limit::Least(least) => (Some(least), None, value >= least),
+        Limit::Most(most) => (None, Some(most), value <= most),
+        Limit::None => (None, None, true),
+    };
+    Bar {
+        bar: name,
+        query: of.query.clone(),
+        profile: of.profile.clone(),
+        disk_tier: of.disk_tier,
+        skew: of.skew,
+        state_to_cache: of.state_to_cache,
+        threshold: of.threshold,
+        value,
+        at_least,
+        at_most,
+        met,
+    }
+}
+
+/// Of one query and setting: the mode `lookahead` against the best mode without hints (of each number), `fixed`, `ram`
+/// and `bound`. What was not run is left out.
+pub fn of_modes(medians: &[Cost]) -> Vec<Bar> {
+    let find = |name: &str| medians.iter().find(|c| c.mode == name);
+    let Some(own) = find(LOOKAHEAD) else { return Vec::new() };
+    let mut bars = against_baselines(own, &baselines(medians));
+    if let Some(bound) = find(BOUND) {
+        let value = ratio(own.visible_p50_ms, bound.visible_p50_ms);
+        bars.push(bar(own, "visible p50 to bound".to_owned(), value, Limit::Most(1.1)));
+        let value = ratio(own.state_wait_p999_ms, bound.state_wait_p999_ms);
+        bars.push(bar(own, "state_wait p999 to bound".to_owned(), value, Limit::None));
+    }
+    if let Some(fixed) = find(FIXED) {
+        let name = |what: &str| {
+            format!("{what} to fixed ({})", fixed.candidate.as_deref().unwrap_or_default())
+        };
+        let value = ratio(own.state_wait_p999_ms, fixed.state_wait_p999_ms);
+        bars.push(bar(own, name("state_wait p999"), value, Limit::Most(1.1)));
+        let value = ratio(own.visible_p50_ms, fixed.visible_p50_ms);
+        bars.push(bar(own, name("visible p50"), value, Limit::Most(1.1)));
+    }
+    let goal = match (own.query.as_str(), own.profile.as_str()) {
+        ("join1", "s3" | "s3-express") => Some(1.2),
+        ("join5", "s3" | "s3-express") => Some(1.5),
+        _ => None,
+    };
+    if let Some((ram, goal)) = find(RAM).zip(goal) {
+        let value = ratio(own.visible_p50_ms, ram.visible_p50_ms);
+        bars.push(bar(own, "visible p50 to ram (goal)".to_owned(), value, Limit::Most(goal)));
+    }
+    let hints = own.hint_bytes_ratio.map(|v| ("hint bytes to bytes of rows", v, 0.09));
+    let unused = own.unused_hint_ratio.map(|v| ("unused hints", v, 0.1));
+    for (name, value, most) in hints.into_iter().chain(unused) {
+        bars.push(bar(own, name.to_owned(), value, Limit::Most(most)));
+    }
+    bars
+}
+
+fn baselines(medians: &[Cost]) -> Vec<&Cost> {
+    let names: Vec<String> = medians.iter().map(|c| c.mode.clone()).collect();
+    let plan = Plan::of(&names).map(|p| p.run).unwrap_or_default();
+    let is_baseline = |c: &&Cost| plan.iter().any(|m: &Mode| m.name == c.mode && m.is_baseline());
+    medians.iter().filter(is_baseline).collect()
+}
+
+fn against_baselines(own: &Cost, baselines: &[&Cost]) -> Vec<Bar> {
+    let least = |of: fn(&Cost) -> f64| {
+        baselines.iter().min_by(|a, b| of(a).total_cmp(&of(b))).map(|c| (c.mode.clone(), of(c)))
+    };
+    let mut bars = Vec::new();
+    if let Some((mode, best)) = least(|c| c.state_wait_p999_ms) {
+        let value = ratio(best, own.state_wait_p999_ms);
+        bars.push(bar(
+            own,
+            format!("state_wait p999, {mode} to lookahead"),
+            value,
+            Limit::Least(1.34),
+        ));
+    }
+    if let Some((mode, best)) = least(|c| c.visible_p50_ms) {
+        let value = ratio(own.visible_p50_ms, best);
+        bars.push(bar(own, format!("visible p50, lookahead to {mode}"), value, Limit::Most(1.03)));
+        if own.query == "chain5" {
+            let value = ratio(best, own.visible_p50_ms);
+            let name = format!("visible p50, {mode} to lookahead (goal)");
+            bars.push(bar(own, name, value, Limit::Least(2.0)));
+        }
+    }
+    if let Some((mode, best)) = least(|c| c.visible_p999_ms) {
+        let value = ratio(own.visible_p999_ms, best);
+        bars.push(bar(own, format!("visible p999, lookahead to {mode}"), value, Limit::Most(1.03)));
+    }
+    if let (Some((mode, best)), Some(most)) =
+        (least(|c| -c.max_events_per_s.unwrap_or_default()), own.max_events_per_s)
+        && best < 0.0
+    {
+        let value = ratio(most, -best);
+        bars.push(bar(own, format!("maximum rate, lookahead to {mode}"), value, Limit::Least(1.0)));
+    }
+    if let (Some((mode, best)), Some(cpu)) = (least(|c| c.cpu_s.unwrap_or(f64::MAX)), own.cpu_s) {
+        let name = format!("CPU, lookahead to {mode} (light queries)");
+        bars.push(bar(own, name, ratio(cpu, best), Limit::Most(1.03)));
+    }
+    bars
+}
+
+/// Over all queries: how much slower `join5` drains than `join1`, at each setting; and the best gain at each profile.
+pub fn of_queries(medians: &[Cost]) -> Vec<Bar> {
+    let own = |c: &&Cost| c.mode == LOOKAHEAD;
+    let of_query = |name: &'static str| medians.iter().filter(own).filter(move |c| c.query == name);
+    let mut bars = Vec::new();
+    for five in of_query("join5") {
+        let same = |one: &&Cost| {
+            (one.profile == five.profile && one.disk_tier == five.disk_tier)
+                && (one.skew == five.skew && one.state_to_cache == five.state_to_cache)
+                && one.threshold == five.threshold
+        };
+        let one = of_query("join1").find(same).and_then(|one| one.max_events_per_s);
+        if let Some((one, five_most)) = one.zip(five.max_events_per_s) {
+            let value = ratio(one, five_most);
+            bars.push(bar(five, "drain, join5 to join1".to_owned(), value, Limit::Most(1.7)));
+        }
+    }
+    bars
+}
+
+fn ratio(above: f64, below: f64) -> f64 {
+    above / below.max(1e-9)
+}
+
+/// A line for people and one for programs of each.
+pub fn print(bars: &[Bar]) -> Result<(), String> {
+    for bar in bars {
+        let disk = if bar.disk_tier { "+disk" } else { "" };
+        let should = match (bar.at_least, bar.at_most) {
+            (Some(least), _) => format!("at least {least}: {}", word(bar.met)),
+            (_, Some(most)) => format!("at most {most}: {}", word(bar.met)),
+            _ => "no bar".to_owned(),
+        };
+        println!(
+            "{:7} {}{disk}: {} = {:.3} ({should})",
+            bar.query, bar.profile, bar.bar, bar.value
+        );
+    }
+    for bar in bars {
+        println!("{}", serde_json::to_string(bar).map_err(|e| e.to_string())?);
+    }
+    Ok(())
+}
+
+fn word(met: bool) -> &'static str {
+    if met { "met" } else { "missed" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cost(mode: &str, visible: f64, waited: f64, most: f64) -> Cost {
+        Cost {
+            query: "join1".to_owned(),
+            profile: "s3".to_owned(),
+            mode: mode.to_owned(),
+            visible_p50_ms: visible,
+            visible_p999_ms: visible,
+            state_wait_p999_ms: waited,
+            max_events_per_s: Some(most),
+            ..Cost::default()
+        }
+    }
+
+    fn find<'a>(bars: &'a [Bar], name: &str) -> &'a Bar {
+        bars.iter().find(|b| b.bar.starts_with(name)).unwrap()
+    }
+
+    #[test]
+    fn each_number_is_compared_with_the_best_of_the_modes_without_hints() {
+        let medians = [
+            cost("async-lru", 10.0, 9.0, 100.0),
+            cost("async-clock", 11.0, 6.0, 120.0),
+            cost("lookahead", 10.2, 3.0, 90.0),
+            cost("ram", 9.0, 0.1, 900.0),
+            cost("bound", 9.5, 2.0, 0.0),
+        ];
+        let bars = of_modes(&medians);
+        let gain = find(&bars, "state_wait p999, async-clock");
+        assert_eq!((gain.value, gain.met), (2.0, true));
+        assert!(find(&bars, "visible p50, lookahead to async-lru").met);
+        let rate = find(&bars, "maximum rate, lookahead to async-clock");
+        assert_eq!((rate.value, rate.met), (0.75, false));
+        assert!(find(&bars, "visible p50 to bound").met);
+        assert!(find(&bars, "visible p50 to ram").met);
+        assert!(of_modes(&medians[..2]).is_empty(), "nothing to compare");
+    }
+
+    #[test]
+    fn five_joins_are_compared_with_one_of_the_same_setting() {
+        let five = Cost { query: "join5".to_owned(), ..cost("lookahead", 1.0, 1.0, 50.0) };
+        let other = Cost { profile: "dfs".to_owned(), ..cost("lookahead", 1.0, 1.0, 1.0) };
+        let bars = of_queries(&[other, cost("lookahead", 1.0, 1.0, 75.0), five]);
+        assert_eq!((bars.len(), bars[0].value, bars[0].met), (1, 1.5, true));
+    }
+}

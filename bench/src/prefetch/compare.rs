@@ -1,0 +1,239 @@
+//! All modes over one query and setting: at one rate, by turns, with one result.
+
+use std::path::Path;
+use std::time::Duration;
+
+use super::args::{Order, Setting};
+use super::arrivals::{self, Measured};
+use super::bars;
+use super::load::{self, Reader, Sessions};
+use super::modes::{BOUND, FIXED, Mode, RAM, RECORDED};
+use super::queries::Keys;
+use super::report::Cost;
+use super::times::Latencies;
+use super::world::{Running, World};
+use crate::chart::{self, Line, Panel, XScale, YScale};
+use crate::nexmark::digest_of_view;
+
+/// Of the slowest mode's maximum.
+const LOAD: f64 = 0.7;
+
+/// The runs of one mode.
+struct Row {
+    mode: String,
+    costs: Vec<Cost>,
+    latencies: Vec<Latencies>,
+}
+
+/// What one run gives.
+struct Run {
+    cost: Cost,
+    latencies: Latencies,
+    measured: Measured,
+}
+
+/// See the module.
+pub struct Comparison<'a> {
+    pub order: &'a Order,
+    pub world: &'a World,
+    pub setting: &'a Setting,
+}
+
+impl Comparison<'_> {
+    /// The medians of each mode, printed.
+    pub async fn run(&self) -> Result<Vec<Cost>, String> {
+        let most = match self.order.rate {
+            Some(_) => vec![None; self.order.plan.run.len()],
+            None => self.most_rows().await?,
+        };
+        let slowest = most.iter().flatten().copied().reduce(f64::min).unwrap_or_default();
+        let rate = self.order.rate.unwrap_or(slowest * LOAD).max(1.0);
+        self.note_few_rows(rate);
+        let mut rows = self.measure_all(rate, &most).await?;
+        let mut medians = Vec::new();
+        for row in &rows {
+            medians.push(Cost::median(&row.costs)?);
+        }
+        self.add_fixed(&mut medians, &mut rows)?;
+        medians.iter().try_for_each(Cost::print)?;
+        bars::print(&bars::of_modes(&medians))?;
+        if let Some(directory) = &self.order.svg {
+            self.draw(directory, &rows)?;
+        }
+        Ok(medians)
+    }
+
+    /// The percentiles of few rows are those of a handful of epochs.
+    fn note_few_rows(&self, rate: f64) {
+        let rows = rate * self.order.seconds;
+        if rows < 1_000.0 {
+            eprintln!(
+                "{} {}: {rows:.0} rows in a run; the 99.9th percentile is of fewer than a thousand",
+                self.world.query.name,
+                self.setting.label()
+            );
+        }
+    }
+
+    fn keys(&self) -> Keys {
+        Keys { count: self.world.keys, skew: self.setting.skew }
+    }
+
+    /// Of each mode the most rows a second that it can take: the median of the runs.
+    async fn most_rows(&self) -> Result<Vec<Option<f64>>, String> {
+        let modes = &self.order.plan.run;
+        let mut most = vec![Vec::new(); modes.len()];
+        for _ in 0..self.order.runs {
+            for (mode, most) in modes.iter().zip(&mut most) {
+                most.push(self.most_rows_of(mode).await?);
+            }
+        }
+        let median = |mut all: Vec<f64>| {
+            all.sort_by(f64::total_cmp);
+            all.get(all.len() / 2).copied()
+        };
+        Ok(most.into_iter().map(median).collect())
+    }
+
+    async fn most_rows_of(&self, mode: &Mode) -> Result<f64, String> {
+        let running = self.world.copy(mode, self.setting).await?;
+        let reader = Reader::open(self.world, &running).await?;
+        let sessions = Sessions::open(&self.keys(), &running, self.order.sessions).await?;
+        let budget = Duration::from_secs_f64(self.order.closed_seconds);
+        let most = load::closed(self.world, &running, &sessions, budget).await;
+        end(running, reader, sessions).await?;
+        most
+    }
+
+    /// Every mode at a rate, as often as is asked for; lines are printed as they come.
+    async fn measure_all(&self, rate: f64, most: &[Option<f64>]) -> Result<Vec<Row>, String> {
+        let plan = &self.order.plan;
+        let row =
+            |mode: &str| Row { mode: mode.to_owned(), costs: Vec::new(), latencies: Vec::new() };
+        let mut rows: Vec<Row> = plan.run.iter().map(|m| row(m.name)).collect();
+        let mut bound = row(BOUND);
+        let mut hash = None;
+        for number in 0..self.order.runs {
+            let mut runs = Vec::new();
+            for (i, mode) in plan.run.iter().enumerate() {
+                let mut run = self.measure(mode, rate).await?;
+                run.cost.run = Some(number);
+                run.cost.max_events_per_s = most.get(i).copied().flatten();
+                self.require_same(&mut hash, &run.cost)?;
+                rows[i].costs.push(run.cost.clone());
+                rows[i].latencies.push(run.latencies.clone());
+                runs.push((mode.name, run));
+            }
+            if plan.bound {
+                let (cost, latencies) = bound_of(&runs)?;
+                bound.costs.push(cost);
+                bound.latencies.push(latencies);
+            }
+            if self.order.runs > 1 {
+                let costs = rows.iter().chain([&bound]).filter_map(|r| r.costs.last());
+                costs.filter(|c| c.run == Some(number)).try_for_each(Cost::print_json)?;
+            }
+        }
+        rows.extend((!bound.costs.is_empty()).then_some(bound));
+        Ok(rows)
+    }
+
+    /// All modes have the same result.
+    fn require_same(&self, known: &mut Option<String>, cost: &Cost) -> Result<(), String> {
+        let expected = known.get_or_insert_with(|| cost.output_hash.clone());
+        if *expected == cost.output_hash {
+            return Ok(());
+        }
+        Err(format!(
+            "{} has another result in the mode {}: output_hash {} instead of {expected} ({})",
+            cost.query,
+            cost.mode,
+            cost.output_hash,
+            self.setting.label()
+        ))
+    }
+
+    async fn measure(&self, mode: &Mode, rate: f64) -> Result<Run, String> {
+        let running = self.world.copy(mode, self.setting).await?;
+        let reader = Reader::open(self.world, &running).await?;
+        let sessions = Sessions::open(&self.keys(), &running, self.order.sessions).await?;
+        let count = ((rate * self.order.seconds) as u64).max(1);
+        let measured = arrivals::open(self.world, &running, &sessions, (rate, count)).await?;
+        let stats = running.sim.stats();
+        let digest = digest_of_view(&running.server, running.view()).await?;
+        let cache_mb = running.cache as f64 / 1e6;
+        end(running, reader, sessions).await?;
+        let latencies = Latencies::of(&measured.recording.rows()?);
+        let cost = Cost { cache_mb, ..Cost::of(self.world, self.setting, mode.name, rate) };
+        let cost = cost.with_latencies(&latencies).with_measured(&measured, &stats);
+        Ok(Run { cost: cost.with_output(digest), latencies, measured })
+    }
+
+    /// Adds the mode `fixed`: of those with a fixed place the best, by the product of what a row waits for state at the
+    /// 99.9th percentile and of the median time until it is visible.
+    fn add_fixed(&self, medians: &mut Vec<Cost>, rows: &mut Vec<Row>) -> Result<(), String> {
+        if !self.order.plan.fixed {
+            return Ok(());
+        }
+        let is_candidate =
+            |name: &str| self.order.plan.run.iter().any(|m| m.is_candidate() && m.name == name);
+        let score = |c: &Cost| c.state_wait_p999_ms * c.visible_p50_ms;
+        let candidates = medians.iter().filter(|c| is_candidate(&c.mode));
+        let best = candidates.min_by(|a, b| score(a).total_cmp(&score(b)));
+        let best = best.ok_or("no mode with a fixed place was run")?;
+        let row = rows.iter().find(|r| r.mode == best.mode);
+        let latencies = row.map_or_else(Vec::new, |r| r.latencies.clone());
+        let fixed =
+            Cost { mode: FIXED.to_owned(), candidate: Some(best.mode.clone()), ..best.clone() };
+        rows.push(Row { mode: FIXED.to_owned(), costs: Vec::new(), latencies });
+        medians.push(fixed);
+        Ok(())
+    }
+
+    fn draw(&self, directory: &Path, rows: &[Row]) -> Result<(), String> {
+        let panel = |title: &str, of: fn(Latencies) -> Vec<f64>| {
+            let line = |row: &Row| {
+                let all = Latencies::all(row.latencies.iter().cloned());
+                Line { name: row.mode.clone(), points: chart::distribution(&of(all)) }
+            };
+            Panel {
+                title: title.to_owned(),
+                x_label: "milliseconds".to_owned(),
+                x: XScale::Logarithmic,
+                y: YScale::Nines,
+                lines: rows.iter().filter(|r| r.mode != FIXED).map(line).collect(),
+                marks: Vec::new(),
+            }
+        };
+        let panels = [
+            panel("visible: share of rows that can be read in the view by then", |l| l.visible),
+            panel("state_wait: share of rows whose epoch is sealed by then", |l| l.state_wait),
+        ];
+        let (query, setting) = (self.world.query.name, self.setting);
+        let Setting { skew, state_to_cache, threshold, .. } = setting;
+        let title =
+            format!("{query}, {}, skew {skew}, state {state_to_cache} x cache", setting.label());
+        let name = format!(
+            "prefetch-{query}-{}-skew{skew}-cache{state_to_cache}-threshold{threshold}.svg",
+            setting.label()
+        );
+        chart::write(directory, &name, &chart::svg(&title, &panels))
+    }
+}
+
+/// What a perfect prefetcher would have had in these runs of a round.
+fn bound_of(runs: &[(&'static str, Run)]) -> Result<(Cost, Latencies), String> {
+    let find = |name: &str| runs.iter().find(|(n, _)| *n == name).map(|(_, run)| run);
+    let missing = || format!("{BOUND} needs the modes {RECORDED} and {RAM}");
+    let recorded = find(RECORDED).ok_or_else(missing)?;
+    let warm = find(RAM).ok_or_else(missing)?.measured.recording.median_waits();
+    let latencies = Latencies::of(&recorded.measured.recording.bound(&warm)?);
+    Ok((recorded.cost.bound(&latencies), latencies))
+}
+
+async fn end(running: Running, reader: Reader, sessions: Sessions) -> Result<(), String> {
+    reader.close().await?;
+    drop(sessions);
+    running.stop().await;
+    Ok(())
+}
