@@ -5,7 +5,7 @@
 //! request is under way. What another attempt cannot change is an error at once.
 
 use std::ops::Range;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -143,10 +143,10 @@ impl BlockCache {
     /// The first answer of a request and, where it is slow, a second one. The other is cancelled.
     async fn hedged(&self, read: &RangeRead<'_>, slot: Slot, again: bool) -> Answer {
         let mut first = pin!(self.request(read, again));
-        let Some(delay) = self.scheduler.hedge_delay(slot) else { return first.await };
-        if let Ok(answer) = timeout(delay, first.as_mut()).await {
+        if let Some(answer) = self.until_slow(read, slot, first.as_mut()).await {
             return answer;
         }
+        let slot = Slot { priority: read.urgency.priority(), ..slot };
         let Some(_permit) = self.scheduler.try_hedge(slot) else { return first.await };
         let second = pin!(self.request(read, false));
         match select(first, second).await {
@@ -161,6 +161,27 @@ impl BlockCache {
                 Ok(bytes)
             }
             Either::Right((Err(_), first)) => first.await,
+        }
+    }
+
+    /// The answer of a request; `None`: it is slow, and somebody waits for it. A read of a class that nobody waits for is
+    /// not slow before its class is raised, and may be so at once then.
+    async fn until_slow(
+        &self,
+        read: &RangeRead<'_>,
+        slot: Slot,
+        mut first: Pin<&mut impl Future<Output = Answer>>,
+    ) -> Option<Answer> {
+        let began = self.options.env.now();
+        loop {
+            let Some(delay) = self.scheduler.hedge_delay(slot, read.urgency.priority()) else {
+                match select(first.as_mut(), pin!(read.urgency.raised())).await {
+                    Either::Left((answer, _)) => return Some(answer),
+                    Either::Right(_) => continue,
+                }
+            };
+            let left = delay.saturating_sub(self.options.env.elapsed(began));
+            return timeout(left, first).await.ok();
         }
     }
 

@@ -190,6 +190,31 @@ async fn a_second_request_answers_for_a_slow_one() {
     }
 }
 
+/// Nobody waits for a prefetch, so it is not asked for again. When a row needs what it reads it has been slow already.
+#[tokio::test(start_paused = true)]
+async fn a_slow_prefetch_is_asked_for_again_as_soon_as_somebody_waits_for_it() {
+    let sim = SimStore::in_memory(Profile::S3, 3);
+    let runs = runs(&sim, 8).await;
+    let cache = open(&sim, single_blocks());
+    let indexes = cache.indexes(&runs, Priority::Demand).await.unwrap();
+    for (run, index) in runs.iter().zip(&indexes).take(7) {
+        right_blocks(&cache, run, index, ReadOptions::DEMAND).await;
+    }
+    let earlier = cache.read_stats();
+    sim.set_faults(Faults { hang: 1.0, ..GETS });
+    let wanted = || vec![request(&runs[7], &indexes[7], 0)];
+    let ahead = cache.begin_fetch(wanted(), ReadOptions::PREFETCH);
+    sleep(Duration::from_secs(2)).await;
+    sim.set_faults(Faults::default());
+    assert_eq!(cache.read_stats().hedges_sent, earlier.hedges_sent);
+    let before = cache.options.env.now();
+    let blocks = cache.fetch(wanted(), ReadOptions::DEMAND).await.unwrap();
+    let took = cache.options.env.elapsed(before);
+    assert_eq!((blocks.len(), Answer::all(ahead).await.unwrap().len()), (1, 1));
+    assert!(took < Duration::from_millis(300), "one request of the store: {took:?}");
+    assert_eq!(cache.read_stats().hedges_won, earlier.hedges_won + 1);
+}
+
 /// One job's cold reads fill what the store takes, and the limit grows while the store keeps its pace.
 #[tokio::test(start_paused = true)]
 async fn many_cold_reads_of_one_job_take_few_rounds_of_the_store() {

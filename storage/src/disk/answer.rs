@@ -5,11 +5,12 @@
 //! (`lookup_bytes`), unless one string alone needs more.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 
 use futures::FutureExt;
 use futures::StreamExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, Either, select};
 use futures::stream::FuturesUnordered;
 use millrace_common::Epoch;
 use millrace_common::collections::{HashMap, HashSet};
@@ -188,9 +189,13 @@ impl Answering {
             if !self.done.is_empty() {
                 return self.part();
             }
-            match self.reads.next().await {
-                Some(arrived) => self.arrived(arrived?),
-                None => return Err(StorageError::internal("a lookup waits for nothing")),
+            let class = self.class.clone();
+            match select(self.reads.next(), pin!(class.raised())).await {
+                Either::Left((Some(arrived), _)) => self.arrived(arrived?),
+                Either::Left((None, _)) => {
+                    return Err(StorageError::internal("a lookup waits for nothing"));
+                }
+                Either::Right(_) => self.raise_reads(),
             }
         }
     }
@@ -463,6 +468,14 @@ impl Answering {
                 Ok(Arrived { read, blocks: of_places.into_iter().zip(blocks).collect() })
             }));
         }
+    }
+
+    /// Blocks that are being read become as urgent as the lookup is by now.
+    fn raise_reads(&self) {
+        let reading = self.blocks.iter().filter(|(_, held)| held.block.is_err());
+        let requests = reading.filter_map(|(&place, _)| self.request(place)).collect();
+        // Whoever asks for what is being read joins that read.
+        drop(self.shared.cache.begin_fetch(requests, self.class.get()));
     }
 
     /// The requests that one read of the store answers, as the cache plans them.

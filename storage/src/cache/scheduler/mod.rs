@@ -15,7 +15,7 @@ use millrace_common::collections::HashMap;
 use millrace_common::{EnvHandle, task};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::{CacheOptions, Priority};
@@ -25,6 +25,8 @@ use crate::object::limiter::{Limiter, Start};
 use hedging::Hedging;
 use queues::{Bounds, Owner, Place, Queues, Slot};
 
+/// A read that was raised is slow after this part of what others may take.
+const RAISED: u32 = 2;
 /// Timers that are this close are one.
 const TIMER_TICK: Duration = Duration::from_millis(1);
 
@@ -105,6 +107,8 @@ pub(super) struct ReadScheduler {
 pub(super) struct Urgency {
     /// Locked after the scheduler's state, where both are.
     state: Mutex<UrgencyState>,
+    /// Told when it rises.
+    raised: Notify,
 }
 
 #[derive(Debug)]
@@ -116,11 +120,17 @@ struct UrgencyState {
 
 impl Urgency {
     pub fn new(priority: Priority) -> Arc<Urgency> {
-        Arc::new(Urgency { state: Mutex::new(UrgencyState { priority, place: None }) })
+        let state = Mutex::new(UrgencyState { priority, place: None });
+        Arc::new(Urgency { state, raised: Notify::new() })
     }
 
     pub fn priority(&self) -> Priority {
         self.state.lock().priority
+    }
+
+    /// Waits until it has risen, since the last call if there was one. Of the read's own task.
+    pub async fn raised(&self) {
+        self.raised.notified().await;
     }
 }
 
@@ -198,8 +208,10 @@ impl ReadScheduler {
         }
         {
             let mut state = self.state.lock();
+            let raised = &urgency.raised;
             let mut urgency = urgency.state.lock();
             urgency.priority = urgency.priority.min(priority);
+            raised.notify_one();
             let Some((from, place)) = urgency.place else { return };
             let slot = Slot { priority: urgency.priority, ..from };
             urgency.place = state.queues.raise(from, place, slot.priority).map(|p| (slot, p));
@@ -226,10 +238,12 @@ impl ReadScheduler {
         Some(Permit { scheduler: Some(Arc::clone(self)), slot })
     }
 
-    /// How long a read may take before it is asked for a second time; `None`: as long as it takes.
-    pub fn hedge_delay(&self, slot: Slot) -> Option<Duration> {
-        let may = self.hedge && slot.priority <= Priority::Barrier;
-        may.then(|| self.state.lock().hedging.delay(slot.bytes)).flatten()
+    /// How long a read that is this urgent by now may take before it is asked for a second time; `None`: as long as it
+    /// takes. One that has begun before anybody waited for it was given time already: it is slow earlier.
+    pub fn hedge_delay(&self, slot: Slot, priority: Priority) -> Option<Duration> {
+        let may = self.hedge && priority <= Priority::Barrier;
+        let delay = may.then(|| self.state.lock().hedging.delay(slot.bytes)).flatten()?;
+        Some(if priority < slot.priority { delay / RAISED } else { delay })
     }
 
     pub fn hedge_won(&self) {
