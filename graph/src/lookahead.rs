@@ -4,17 +4,28 @@
 //!
 //! [`walk`] goes upstream from each input that reads keyed state, with what the operator wants of its rows as
 //! expressions over the columns of the node that it has come to; [`steps`] makes the nodes of them once a leaf is reached.
+//!
+//! A key that rows of a leaf bring only together with rows that they meet in a join is *chained*: the lookahead of the
+//! join's input comes before it, its hints carry what more of the hinted row is needed, and what they find brings the
+//! key. [`stages`] puts these together.
 
+mod stages;
 mod steps;
 #[cfg(test)]
 mod tests;
+mod upstream;
+mod waits;
 mod walk;
 
 use arrow::datatypes::SchemaRef;
 use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
+pub use upstream::{Behind, behind};
 
-use crate::{JobGraph, Node, Operator, event_time_column};
+use crate::{JobGraph, Node, Operator};
+
+/// A node: its fragment and its number there.
+type NodeId = (usize, usize);
 
 /// The keys that one input port of an operator will ask its state for, as far as rows of one leaf bring them.
 #[derive(Clone, Debug)]
@@ -27,10 +38,15 @@ pub struct Lookahead {
     pub leaf: (usize, usize),
     /// What the leaf reads.
     pub relation: RelationId,
-    /// From a row of the leaf to the key: operators without state, each with one input, only with the columns that are
-    /// needed; deterministic. The first takes the leaf's rows. An expression may fail on a row whose key is not needed.
+    /// The lookahead that comes before, if the key depends on what its keys find.
+    pub chained: Option<Chained>,
+    /// Of the rows that the first step takes: the leaf's; of one that is chained, what a hinted row carries, then what is
+    /// needed of a row that it meets.
+    pub input: SchemaRef,
+    /// From such a row to the key: operators without state, each with one input, only with the columns that are needed;
+    /// deterministic. An expression may fail on a row whose key is not needed.
     pub steps: Vec<Node>,
-    /// Of the rows that the last step puts out (of the leaf's, where there is none).
+    /// Of the rows that the last step puts out (`input`, where there is none).
     pub schema: SchemaRef,
     /// Columns of `schema`: the operator's access key, in its order.
     pub key: Vec<usize>,
@@ -38,20 +54,31 @@ pub struct Lookahead {
     pub vnode: Vec<usize>,
     /// The column of `schema` that tells the event time of the row at the operator.
     pub time: Option<usize>,
+    /// Columns of `schema` that a hint brings along, for lookaheads that are chained to this one.
+    pub carried: Vec<usize>,
     /// Earliest first. [`Place::Entry`] is listed for every subscription; rows are there only of a table.
     pub places: Vec<Place>,
     /// Reads that must have answered before the key is known: 1 where it is computed from the leaf's row alone.
     pub depth: usize,
 }
 
+/// What a lookahead is chained to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chained {
+    /// The position among the job's lookaheads of that of a join's input: its keys find rows of the other input.
+    pub after: usize,
+    /// The columns of the other input that are needed.
+    pub met: Vec<usize>,
+}
+
 /// Where rows can be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// They have entered the relation that the leaf reads: its open epoch.
+    /// They have entered the relation that the leaf reads: its open epoch. Of a source: they are read ahead.
     Entry,
     /// The relation's change is sealed, and not yet committed.
     Root,
-    /// The leaf has read them.
+    /// The leaf has read them; listed where rows may wait between it and the operator.
     Leaf,
 }
 
@@ -59,6 +86,8 @@ impl Lookahead {
     /// The same keys of the same rows.
     fn is_same(&self, other: &Lookahead) -> bool {
         self.leaf == other.leaf
+            && self.chained == other.chained
+            && self.carried == other.carried
             && self.key == other.key
             && self.vnode == other.vnode
             && self.time == other.time
@@ -66,27 +95,12 @@ impl Lookahead {
     }
 }
 
-/// All lookaheads of a job, by operator.
+/// All lookaheads of a job, by operator; those of a port by their depth.
 pub fn lookaheads(graph: &JobGraph) -> Vec<Lookahead> {
-    let mut all = Vec::new();
-    for (fragment, nodes) in graph.fragments.iter().map(|f| &f.nodes).enumerate() {
-        for (node, operator) in nodes.iter().enumerate() {
-            for access in accesses(graph, &operator.op) {
-                let Some(&input) = operator.inputs.get(access.port) else { continue };
-                let time = nodes.get(input).and_then(|n| event_time_column(&n.marks));
-                let mut of_port: Vec<Lookahead> = Vec::new();
-                for way in walk::ways(graph, (fragment, input), &access, time) {
-                    let Some(found) =
-                        steps::lookahead(graph, (fragment, node), &access, time, &way)
-                    else {
-                        continue;
-                    };
-                    if !of_port.iter().any(|other| other.is_same(&found)) {
-                        of_port.push(found);
-                    }
-                }
-                all.append(&mut of_port);
-            }
+    let mut all = stages::lookaheads(graph);
+    for l in &mut all {
+        if !waits::may_wait(graph, l) {
+            l.places.retain(|place| *place != Place::Leaf);
         }
     }
     all

@@ -1,72 +1,108 @@
-//! The nodes that compute what is wanted from a leaf's rows, only with the columns that are needed.
+//! The nodes that compute what is wanted from a leaf's rows, or from what the rows of another lookahead have met, only
+//! with the columns that are needed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::datatypes::{FieldRef, Schema, SchemaRef};
 use datafusion::physical_expr::{conjunction, split_conjunction};
+use millrace_common::RelationId;
 use millrace_functions::expr::{
     ExprRef, as_column, column, columns_of, output_field, replace_columns,
 };
 
-use super::walk::{Crossed, Wanted, Way};
-use super::{Access, Lookahead, Place};
+use super::stages::{Port, Stage};
+use super::walk::{Crossed, End, Wanted, Way};
+use super::{Chained, Lookahead, NodeId, Place};
 use crate::{Expand, Filter, Hop, JobGraph, Node, Operator, Project, Unnest};
 
-/// The lookahead of an operator's port by a way; `None` where the key is the same for all rows. `time`: the column of
-/// the port's input with the event time.
+/// The lookahead of a port by a way; `None` where the key is the same for all rows. `carried`: columns of the port's
+/// input that its hints bring along. `before`: of a way that ends at a join, the lookahead of the join's input.
 pub fn lookahead(
     graph: &JobGraph,
-    (fragment, index): (usize, usize),
-    access: &Access,
-    time: Option<usize>,
+    port: &Port,
+    carried: &[usize],
     way: &Way,
+    before: Option<&Stage>,
 ) -> Option<Lookahead> {
-    let leaf = node(graph, way.leaf)?;
-    let (relation, places) = match &leaf.op {
-        Operator::Subscribe(s) => (s.relation, vec![Place::Entry, Place::Root, Place::Leaf]),
-        Operator::Source(s) => (s.relation, vec![Place::Leaf]),
-        _ => return None,
+    let (mut rows, first) = match (way.end, before) {
+        (End::Leaf(at), _) => {
+            let leaf = node(graph, at)?;
+            (Rows::of_leaf(leaf), First::of_leaf(at, leaf)?)
+        }
+        (End::Join(at, side), Some(stage)) => Rows::of_pairs(graph, at, side, &way.wanted, stage)?,
+        (End::Join(..), None) => return None,
     };
-    let mut rows = Rows::of_leaf(leaf);
+    let input = Arc::clone(&rows.schema);
     let mut wanted = &way.wanted;
     for crossed in &way.crossed {
         let operator = node(graph, crossed.node)?;
-        let input = node(graph, (crossed.node.0, *operator.inputs.first()?))?;
-        rows.compute(wanted, &input.schema, false)?;
-        rows.cross(operator, crossed, input.schema.fields().len())?;
+        let below = node(graph, (crossed.node.0, *operator.inputs.first()?))?;
+        rows.compute(wanted, &below.schema, false)?;
+        rows.cross(operator, crossed, below.schema.fields().len())?;
         wanted = &crossed.wanted;
     }
-    let port = *node(graph, (fragment, index))?.inputs.get(access.port)?;
-    rows.compute(wanted, &node(graph, (fragment, port))?.schema, true)?;
-    let columns = |of: &[usize]| of.iter().map(|c| rows.at.get(c).copied()).collect();
-    let (key, vnode): (Option<Vec<usize>>, Option<Vec<usize>>) =
-        (columns(&access.key), columns(&access.vnode));
-    let (key, vnode) = (key?, vnode?);
-    let time = time.and_then(|c| rows.at.get(&c).copied());
+    rows.compute(wanted, &node(graph, (port.node.0, port.input))?.schema, true)?;
+    let columns =
+        |of: &[usize]| of.iter().map(|c| rows.at.get(c).copied()).collect::<Option<Vec<usize>>>();
+    let (key, vnode) = (columns(&port.access.key)?, columns(&port.access.vnode)?);
+    let carried = columns(carried)?;
+    let time = port.time.and_then(|c| rows.at.get(&c).copied());
     let Rows { steps, schema, varying, .. } = rows;
     if !key.iter().any(|&c| varying[c]) {
         return None;
     }
-    let leaf = way.leaf;
-    let (node, port) = (index, access.port);
+    let First { leaf, relation, places, chained, depth } = first;
     Some(Lookahead {
-        fragment,
-        node,
-        port,
+        fragment: port.node.0,
+        node: port.node.1,
+        port: port.access.port,
         leaf,
         relation,
+        chained,
+        input,
         steps,
         schema,
         key,
         vnode,
         time,
+        carried,
         places,
-        depth: 1,
+        depth,
     })
 }
 
-fn node(graph: &JobGraph, (fragment, index): (usize, usize)) -> Option<&Node> {
+/// Where the rows of a lookahead's first step come from.
+struct First {
+    leaf: NodeId,
+    relation: RelationId,
+    places: Vec<Place>,
+    chained: Option<Chained>,
+    depth: usize,
+}
+
+impl First {
+    fn of_leaf(at: NodeId, leaf: &Node) -> Option<First> {
+        let (relation, places) = match &leaf.op {
+            Operator::Subscribe(s) => (s.relation, vec![Place::Entry, Place::Root, Place::Leaf]),
+            Operator::Source(s) => (s.relation, vec![Place::Entry, Place::Leaf]),
+            _ => return None,
+        };
+        Some(First { leaf: at, relation, places, chained: None, depth: 1 })
+    }
+
+    fn behind(stage: &Lookahead, chained: Chained) -> First {
+        First {
+            leaf: stage.leaf,
+            relation: stage.relation,
+            places: stage.places.clone(),
+            chained: Some(chained),
+            depth: stage.depth + 1,
+        }
+    }
+}
+
+pub fn node(graph: &JobGraph, (fragment, index): NodeId) -> Option<&Node> {
     graph.fragments.get(fragment)?.nodes.get(index)
 }
 
@@ -91,6 +127,46 @@ impl Rows {
             at: (0..width).map(|c| (c, c)).collect(),
             varying: vec![true; width],
         }
+    }
+
+    /// What hinted rows of a join's input bring along, and behind it what is needed of the rows that they meet.
+    fn of_pairs(
+        graph: &JobGraph,
+        at: NodeId,
+        side: usize,
+        wanted: &Wanted,
+        stage: &Stage,
+    ) -> Option<(Rows, First)> {
+        let join = node(graph, at)?;
+        let input = |port: usize| node(graph, (at.0, *join.inputs.get(port)?));
+        let left = input(0)?.schema.fields().len();
+        let other = input(1 - side)?;
+        let pairs = Pairs { left, side };
+        let carried = pairs.carried(wanted);
+        let mut rows = Rows {
+            schema: Arc::new(Schema::empty()),
+            append_only: input(side)?.append_only && other.append_only,
+            steps: vec![],
+            at: BTreeMap::new(),
+            varying: vec![],
+        };
+        let mut fields: Vec<FieldRef> = vec![];
+        for (&c, &position) in stage.columns.iter().zip(&stage.lookahead.carried) {
+            rows.at.insert(pairs.of_hinted(c), fields.len());
+            fields.push(Arc::clone(stage.lookahead.schema.fields().get(position)?));
+        }
+        if !carried.iter().all(|&c| rows.at.contains_key(&pairs.of_hinted(c))) {
+            return None;
+        }
+        let met = pairs.met(wanted, &rows.at);
+        for &c in &met {
+            rows.at.insert(pairs.of_met(c), fields.len());
+            fields.push(Arc::clone(other.schema.fields().get(c)?));
+        }
+        rows.varying = vec![true; fields.len()];
+        rows.schema = Arc::new(Schema::new(fields));
+        let first = First::behind(&stage.lookahead, Chained { after: 0, met });
+        Some((rows, first))
     }
 
     /// Filters, then computes the wanted columns. What the key does not depend on may be missing. `names`: what the
@@ -236,6 +312,55 @@ impl Rows {
     /// An expression over the graph's columns as one over those that there are.
     fn over_schema(&self, e: &ExprRef) -> Option<ExprRef> {
         replace_columns(e, |c| self.at.get(&c).map(|&c| column(&self.schema, c))).ok()
+    }
+}
+
+/// The columns of a join's inputs, the left one's first. Rows of one of them, `side`, are hinted, and meet rows of the
+/// other.
+pub struct Pairs {
+    /// Columns of the left input.
+    pub left: usize,
+    pub side: usize,
+}
+
+impl Pairs {
+    fn of(&self, port: usize, c: usize) -> usize {
+        if port == 0 { c } else { self.left + c }
+    }
+
+    fn of_hinted(&self, c: usize) -> usize {
+        self.of(self.side, c)
+    }
+
+    fn of_met(&self, c: usize) -> usize {
+        self.of(1 - self.side, c)
+    }
+
+    /// The input of a column, and its number there.
+    fn input_of(&self, c: usize) -> (usize, usize) {
+        c.checked_sub(self.left).map_or((0, c), |c| (1, c))
+    }
+
+    /// The columns of the hinted rows that the key depends on.
+    pub fn carried(&self, wanted: &Wanted) -> Vec<usize> {
+        let read = wanted.read().into_iter().filter(|(_, required)| *required);
+        let own = read.map(|(c, _)| self.input_of(c)).filter(|(port, _)| *port == self.side);
+        let mut own: Vec<usize> = own.map(|(_, c)| c).collect();
+        own.sort_unstable();
+        own
+    }
+
+    /// The columns of the rows that are met that can be used beside those that are `known`.
+    fn met(&self, wanted: &Wanted, known: &BTreeMap<usize, usize>) -> Vec<usize> {
+        let is_met = |c: usize| self.input_of(c).0 != self.side;
+        let columns = wanted.columns.iter().filter_map(|w| w.expr.as_ref());
+        let filters = wanted.filters.iter().flat_map(split_conjunction);
+        let usable = columns
+            .chain(filters)
+            .map(columns_of)
+            .filter(|read| read.iter().all(|&c| is_met(c) || known.contains_key(&c)));
+        let met = usable.flatten().filter(|&c| is_met(c)).map(|c| self.input_of(c).1);
+        met.collect::<BTreeSet<usize>>().into_iter().collect()
     }
 }
 

@@ -16,6 +16,8 @@ use crate::{
     TopNState, Union, Unnest, Values, WatermarkTerm, Window, WindowState,
 };
 
+mod chains;
+mod places;
 mod rules;
 
 /// A graph of one fragment that grows node by node; every node has one state table.
@@ -237,16 +239,19 @@ fn shown(graph: &JobGraph) -> Vec<String> {
 fn checked(graph: &JobGraph) -> Vec<Lookahead> {
     let all = lookaheads(graph);
     for l in &all {
-        check(graph, l);
+        check(graph, &all, l);
     }
     all
 }
 
 /// Every expression is over the columns of the step before, and of the type that the schema says; the key's columns
 /// have the types of the operator's.
-fn check(graph: &JobGraph, l: &Lookahead) {
-    let leaf = &graph.fragments[l.leaf.0].nodes[l.leaf.1];
-    let mut schema = Arc::clone(&leaf.schema);
+fn check(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) {
+    match &l.chained {
+        None => assert_eq!(l.input, graph.fragments[l.leaf.0].nodes[l.leaf.1].schema),
+        Some(chained) => check_chained(graph, &all[chained.after], l),
+    }
+    let mut schema = Arc::clone(&l.input);
     for step in &l.steps {
         check_step(step, &schema);
         schema = Arc::clone(&step.schema);
@@ -262,6 +267,18 @@ fn check(graph: &JobGraph, l: &Lookahead) {
             assert_eq!(schema.field(c).data_type(), input.field(w).data_type());
         }
     }
+}
+
+/// It takes what the hints of the one before carry, then columns of what their rows meet.
+fn check_chained(graph: &JobGraph, before: &Lookahead, l: &Lookahead) {
+    let nodes = &graph.fragments[before.fragment].nodes;
+    let other = nodes[before.node].inputs[1 - before.port];
+    let met = &l.chained.as_ref().unwrap().met;
+    let carried = before.carried.iter().map(|&c| before.schema.field(c));
+    let all: Vec<&Field> =
+        carried.chain(met.iter().map(|&c| nodes[other].schema.field(c))).collect();
+    assert_eq!(l.input.fields().iter().map(|f| f.as_ref()).collect::<Vec<_>>(), all);
+    assert_eq!((l.depth, l.leaf, l.relation), (before.depth + 1, before.leaf, before.relation));
 }
 
 fn check_step(step: &Node, input: &SchemaRef) {
@@ -305,11 +322,14 @@ fn check_step(step: &Node, input: &SchemaRef) {
     }
 }
 
-/// `node.port of leaf: steps: key (…) vnode (…) time …`, columns with their positions.
+/// `node.port of leaf: after …; steps; key (…) vnode (…) carries (…) time …`, columns with their positions.
 fn show(l: &Lookahead) -> String {
     let name = |&c: &usize| format!("{}@{c}", l.schema.field(c).name());
     let names = |of: &[usize]| of.iter().map(name).collect::<Vec<_>>().join(", ");
     let mut text = format!("{}.{} of {}:", l.node, l.port, l.leaf.1);
+    if let Some(chained) = &l.chained {
+        text += &format!(" after {};", chained.after);
+    }
     for step in &l.steps {
         let exprs = match &step.op {
             Operator::Filter(f) => f.predicate.to_string(),
@@ -326,6 +346,9 @@ fn show(l: &Lookahead) -> String {
     text += &format!(" key ({})", names(&l.key));
     if l.vnode != l.key {
         text += &format!(" vnode ({})", names(&l.vnode));
+    }
+    if !l.carried.is_empty() {
+        text += &format!(" carries ({})", names(&l.carried));
     }
     text + &l.time.map_or(String::new(), |c| format!(" time {}", name(&c)))
 }

@@ -1,5 +1,8 @@
 //! The ways from an input of an operator up to leaves on which the key can be followed.
 //!
+//! A way ends before, at a join, where rows of one of its inputs bring the key only together with the rows of the other
+//! input that they meet.
+//!
 //! What is wanted of a row are columns of the input, each an expression over the columns of the node that the walk has
 //! come to. A projection is put into the expressions; an operator that turns one row into several with new columns is
 //! kept, and the walk goes on below it with the columns that it reads. Time and filters are left out where they cannot
@@ -11,7 +14,8 @@ use datafusion::physical_expr::{ScalarFunctionExpr, conjunction, split_conjuncti
 use millrace_functions::expr::{ExprRef, columns_of, placeholder, replace_columns};
 use millrace_functions::tree::Walk;
 
-use super::Access;
+use super::NodeId;
+use super::stages::Port;
 use crate::{BufferMode, JobGraph, Join, JoinKind, Lookup, Node, Operator};
 
 /// Ways that are followed from one port: enough for every query that is written by hand.
@@ -21,13 +25,24 @@ const MAX_VISITS: usize = 1000;
 /// Parts of one expression: putting projections into each other may double it each time.
 const MAX_PARTS: usize = 200;
 
-/// A way from a port up to a leaf.
+/// A way from a port up to where its keys can be computed.
 pub struct Way {
-    pub leaf: (usize, usize),
-    /// Over the leaf's columns.
+    pub end: End,
+    /// Over the columns at the end.
     pub wanted: Wanted,
-    /// From the leaf to the port.
+    /// From the end to the port.
     pub crossed: Vec<Crossed>,
+    /// The inputs by which it has left unions and joins, from the port to the end.
+    pub turns: Vec<usize>,
+}
+
+/// Where a way ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    Leaf(NodeId),
+    /// A join: rows of this input bring the key with the rows of the other input that they meet. Its columns are those
+    /// of the left input, then those of the right one.
+    Join(NodeId, usize),
 }
 
 /// What is wanted of a node's rows.
@@ -51,24 +66,40 @@ pub struct WantedColumn {
 /// An operator on the way that is no expression, and what is wanted of its rows.
 #[derive(Clone)]
 pub struct Crossed {
-    pub node: (usize, usize),
+    pub node: NodeId,
     pub wanted: Wanted,
 }
 
-/// All ways on which an access key can be followed. `from`: the input of the port; `time`: its column with the event
-/// time.
-pub fn ways(
-    graph: &JobGraph,
-    from: (usize, usize),
-    access: &Access,
-    time: Option<usize>,
-) -> Vec<Way> {
+/// All ways on which the access key of a port, and other columns of its input with it, can be followed.
+pub fn ways(graph: &JobGraph, port: &Port, others: &[usize]) -> Vec<Way> {
     let mut wanted = Wanted::default();
-    access.key.iter().chain(&access.vnode).for_each(|&c| wanted.add(c, true));
-    time.into_iter().for_each(|c| wanted.add(c, false));
+    let access = &port.access;
+    access.key.iter().chain(&access.vnode).chain(others).for_each(|&c| wanted.add(c, true));
+    port.time.into_iter().for_each(|c| wanted.add(c, false));
     let mut walk = Walker { graph, found: vec![], visits: 0 };
-    walk.visit(from, wanted, vec![]);
+    walk.visit((port.node.0, port.input), wanted, Trail::default());
     walk.found
+}
+
+/// How the walk has come to a node.
+#[derive(Clone, Default)]
+struct Trail {
+    /// Operators crossed so far, the last one first seen.
+    crossed: Vec<Crossed>,
+    turns: Vec<usize>,
+}
+
+impl Trail {
+    fn turned(&self, input: usize) -> Trail {
+        let mut trail = self.clone();
+        trail.turns.push(input);
+        trail
+    }
+
+    fn ends(self, end: End, wanted: Wanted) -> Way {
+        let crossed = self.crossed.into_iter().rev().collect();
+        Way { end, wanted, crossed, turns: self.turns }
+    }
 }
 
 struct Walker<'a> {
@@ -78,8 +109,8 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    /// Goes on at a node whose rows are wanted. `above`: operators crossed so far, the last one first seen.
-    fn visit(&mut self, at: (usize, usize), wanted: Wanted, above: Vec<Crossed>) {
+    /// Goes on at a node whose rows are wanted.
+    fn visit(&mut self, at: NodeId, wanted: Wanted, above: Trail) {
         self.visits += 1;
         if self.visits > MAX_VISITS || self.found.len() >= MAX_WAYS {
             return;
@@ -100,8 +131,8 @@ impl Walker<'_> {
                 self.through(below, &wanted, above, expr);
             }
             Operator::Union(_) => {
-                for &input in &node.inputs {
-                    self.visit((at.0, input), wanted.clone(), above.clone());
+                for (turn, &input) in node.inputs.iter().enumerate() {
+                    self.visit((at.0, input), wanted.clone(), above.turned(turn));
                 }
             }
             // How often a row comes does not matter.
@@ -121,16 +152,13 @@ impl Walker<'_> {
                 self.visit(below, wanted, above);
             }
             Operator::Join(join) => self.join(at, node, join, &wanted, &above),
-            // The right side emits nothing.
-            Operator::Lookup(lookup) => {
-                self.through(below, &wanted, above, |c| lookup_column(lookup, nodes, node, c));
-            }
+            Operator::Lookup(lookup) => self.lookup(at, node, lookup, &wanted, above),
             _ => {}
         }
     }
 
     /// Goes on at a node without an input: a leaf, or an exchange.
-    fn enter(&mut self, at: (usize, usize), node: &Node, wanted: Wanted, above: Vec<Crossed>) {
+    fn enter(&mut self, at: NodeId, node: &Node, wanted: Wanted, above: Trail) {
         match &node.op {
             Operator::Exchange(exchange) => {
                 let from = self.graph.fragments.get(exchange.fragment);
@@ -139,8 +167,7 @@ impl Walker<'_> {
                 }
             }
             Operator::Subscribe(_) | Operator::Source(_) => {
-                let crossed = above.into_iter().rev().collect();
-                self.found.push(Way { leaf: at, wanted, crossed });
+                self.found.push(above.ends(End::Leaf(at), wanted));
             }
             _ => {}
         }
@@ -149,9 +176,9 @@ impl Walker<'_> {
     /// Goes on below an operator each of whose columns is an expression over its input.
     fn through(
         &mut self,
-        below: (usize, usize),
+        below: NodeId,
         wanted: &Wanted,
-        above: Vec<Crossed>,
+        above: Trail,
         expr: impl Fn(usize) -> Option<ExprRef>,
     ) {
         if let Some(wanted) = wanted.over(&expr) {
@@ -159,32 +186,62 @@ impl Walker<'_> {
         }
     }
 
-    /// Goes on on each side of a join that the key can be computed from.
-    fn join(
-        &mut self,
-        at: (usize, usize),
-        node: &Node,
-        join: &Join,
-        wanted: &Wanted,
-        above: &[Crossed],
-    ) {
+    /// Goes on on each side of a join that the key can be computed from. A side whose rows bring it only with what they
+    /// meet is an end: if neither side brings it alone, or if a row meets at most one.
+    fn join(&mut self, at: NodeId, node: &Node, join: &Join, wanted: &Wanted, above: &Trail) {
         let nodes = &self.graph.fragments[at.0].nodes;
-        for side in 0..2 {
+        let alone = [0, 1]
+            .map(|side| wanted.over(&|c| join_column(join, nodes, node, side, c).map(placeholder)));
+        let is_known = alone.each_ref().map(Option::is_some);
+        let sides = [&join.left, &join.right];
+        for (side, alone) in alone.into_iter().enumerate() {
             let Some(&below) = node.inputs.get(side) else { continue };
-            let column = |c: usize| join_column(join, nodes, node, side, c).map(placeholder);
-            self.through((at.0, below), wanted, above.to_vec(), column);
+            let above = above.turned(side);
+            match alone {
+                Some(wanted) => self.visit((at.0, below), wanted, above),
+                None if !is_known[1 - side] || sides[1 - side].state.unique_per_key => {
+                    let column = |c: usize| pair_column(join, c);
+                    self.end(End::Join(at, side), wanted, &join.residual, above, column);
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// Goes on on the left side of a lookup: the right side emits nothing.
+    fn lookup(&mut self, at: NodeId, node: &Node, lookup: &Lookup, wanted: &Wanted, above: Trail) {
+        let nodes = &self.graph.fragments[at.0].nodes;
+        let Some(&below) = node.inputs.first() else { return };
+        let above = above.turned(0);
+        match wanted.over(&|c| lookup_column(lookup, nodes, node, c)) {
+            Some(wanted) => self.visit((at.0, below), wanted, above),
+            None => {
+                let column = |c: usize| lookup.output.get(c).copied();
+                self.end(End::Join(at, 0), wanted, &lookup.residual, above, column);
+            }
+        }
+    }
+
+    /// Ends at a join whose column is one of its inputs', the left one's first.
+    fn end(
+        &mut self,
+        end: End,
+        wanted: &Wanted,
+        residual: &Option<ExprRef>,
+        above: Trail,
+        column: impl Fn(usize) -> Option<usize>,
+    ) {
+        let Some(mut wanted) = wanted.over(&|c| column(c).map(placeholder)) else { return };
+        if let Some(residual) = residual {
+            wanted = wanted.with_filter(residual);
+        }
+        if self.found.len() < MAX_WAYS {
+            self.found.push(above.ends(end, wanted));
         }
     }
 
     /// Goes on below an operator that makes several rows of one, with columns of its own.
-    fn cross(
-        &mut self,
-        at: (usize, usize),
-        node: &Node,
-        below: (usize, usize),
-        wanted: Wanted,
-        mut above: Vec<Crossed>,
-    ) {
+    fn cross(&mut self, at: NodeId, node: &Node, below: NodeId, wanted: Wanted, mut above: Trail) {
         let Some(width) = width(&self.graph.fragments[at.0].nodes, node, 0) else { return };
         let own = |c: usize| match &node.op {
             Operator::Unnest(unnest) => unnest.lists.contains(&c),
@@ -204,7 +261,7 @@ impl Walker<'_> {
                 next.add(c, required);
             }
         }
-        above.push(Crossed { node: at, wanted });
+        above.crossed.push(Crossed { node: at, wanted });
         self.visit(below, next, above);
     }
 }
@@ -242,6 +299,16 @@ fn join_column(join: &Join, nodes: &[Node], node: &Node, side: usize, c: usize) 
     let mut pairs = join.pairs().filter(|_| !join.null_aware);
     let (l, r) = pairs.find(|&(l, r)| if from == 0 { l == column } else { r == column })?;
     same_type(nodes, node, l, r).then_some(if side == 0 { l } else { r })
+}
+
+/// The column of both inputs of a join, the left one's first, that a column of its output is. A null-aware join
+/// compares by rules of its own, and the rows of a key of none are all that there are.
+fn pair_column(join: &Join, c: usize) -> Option<usize> {
+    use JoinKind as Kind;
+    let pairs =
+        matches!(join.kind, Kind::Inner | Kind::LeftOuter | Kind::RightOuter | Kind::FullOuter);
+    let at = join.output.get(c).copied();
+    at.filter(|_| pairs && !join.null_aware && !join.left.keys.is_empty())
 }
 
 /// The left column that a column of a lookup's output is, or is equal to.
@@ -346,7 +413,7 @@ impl Wanted {
     }
 
     /// The columns that are read, each once, and whether the key depends on them.
-    fn read(&self) -> Vec<(usize, bool)> {
+    pub fn read(&self) -> Vec<(usize, bool)> {
         let mut read = Wanted::default();
         for wanted in &self.columns {
             let columns = wanted.expr.iter().flat_map(columns_of);
