@@ -47,11 +47,13 @@ pub enum MemoryClass {
     Blocks = 6,
     /// Changes of an open epoch, and state that they keep in memory, until the barrier.
     Held = 7,
+    /// Rows of sources that are read before their epochs begin.
+    Ahead = 8,
 }
 
 /// Names of the classes, in order, for metrics.
-pub const MEMORY_CLASSES: [&str; 8] =
-    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks", "held"];
+pub const MEMORY_CLASSES: [&str; 9] =
+    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks", "held", "ahead"];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {

@@ -25,11 +25,12 @@ pub enum Eviction {
 /// Where a job's rows are looked at ahead of time, for the keys that its operators will need (§8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LookaheadMode {
-    /// Rows of tables when a statement brings them, others when their epoch is sealed.
+    /// Rows of tables when a statement brings them, of sources when they are read ahead, others when their epoch is
+    /// sealed.
     #[default]
     Auto,
     Off,
-    /// When a statement brings them.
+    /// When a statement brings them, or a source is read ahead.
     Entry,
     /// When their epoch is sealed.
     Root,
@@ -51,6 +52,8 @@ pub struct ExecOptions {
     pub random_hints: bool,
     pub eviction: Eviction,
     pub lookahead: LookaheadMode,
+    /// Sources are read ahead of their epochs; for tests that compare.
+    pub read_ahead: bool,
     /// Old values a Grouped operator remembers in an epoch before it emits what it has.
     pub group_change_bytes: usize,
     /// Rows of a chunk an operator emits at most; it also ends an exploding step.
@@ -84,6 +87,7 @@ impl Default for ExecOptions {
             random_hints: false,
             eviction: Eviction::default(),
             lookahead: LookaheadMode::default(),
+            read_ahead: true,
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,
             coalesce_rows: 2_048,

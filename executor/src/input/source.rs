@@ -2,20 +2,19 @@
 //!
 //! Meta fixes how far each split goes at an epoch; this regenerates exactly the rows between two such
 //! offsets. The first scan goes from offset 0 to the snapshot epoch's, in bounded steps. A task reads
-//! the splits that are its own by number. Readers stay open from epoch to epoch.
+//! the splits that are its own by number. Readers stay open from epoch to epoch, and read on in between
+//! ([`crate::lookahead::read_ahead`]); what depends on the epoch is applied when it takes the rows.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::compute::filter_record_batch;
-use arrow::record_batch::RecordBatch;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, Epoch, RelationId};
-use millrace_connector::{
-    BadRow, ConnectorError, OnError, Position, ReadFrom, Source, SplitReader,
-};
+use millrace_connector::{BadRow, OnError, Position, ReadFrom, ReadResult, Source, SplitReader};
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 
@@ -25,6 +24,7 @@ use crate::exchange::Barrier;
 use crate::input::Reader;
 use crate::input::estimate::ScanEstimate;
 use crate::input::watermark::{SourceWatermark, SplitWatermark, is_idle};
+use crate::lookahead::read_ahead::{RawBatch, ReadAhead, Taken};
 use crate::stats::Progress;
 use crate::watermark::{Watermark, WatermarkSet};
 
@@ -50,7 +50,6 @@ pub struct SourceInput {
     pub counters: BTreeMap<String, u64>,
 }
 
-type ReadResult = Result<Option<(RecordBatch, u64)>, ConnectorError>;
 type Reading = BoxFuture<'static, (ReadResult, Box<dyn SplitReader>)>;
 
 struct Split {
@@ -60,8 +59,12 @@ struct Split {
     idle: bool,
     /// Rows before it have been handed out. `None`: to be taken from the epoch before.
     offset: Option<u64>,
+    /// Where the row behind it begins, if the reader has said so.
+    position: Option<Position>,
     /// Where the epoch ends.
     until: u64,
+    /// Where the next step of the first scan ends; `None`: there is none.
+    next_until: Option<u64>,
     /// The first scan of this split has come to its end.
     scanned: bool,
     reader: Option<Box<dyn SplitReader>>,
@@ -83,6 +86,9 @@ pub struct SourceReader {
     rows: u64,
     estimate: ScanEstimate,
     scanning: bool,
+    /// The epoch that is being read.
+    epoch: Epoch,
+    ahead: Option<ReadAhead>,
 }
 
 /// Names of the counters that hold a reader's exact place in a split.
@@ -121,12 +127,14 @@ pub(crate) fn report_bad_rows(errors: &ErrorSink, rows: Vec<BadRow>) {
 }
 
 impl SourceReader {
-    /// The splits that fall to task `task` of `parallelism`. `backfill`: the job's, as committed.
+    /// The splits that fall to task `task` of `parallelism`. `backfill`: the job's, as committed. `ahead`: reads on
+    /// between epochs.
     pub fn new(
         from: SourceInput,
         task: usize,
         parallelism: usize,
         backfill: Option<&BackfillState>,
+        ahead: Option<ReadAhead>,
     ) -> Result<SourceReader, ExecError> {
         let backfill = backfill.cloned();
         let (splits, parts) = Default::default();
@@ -141,6 +149,8 @@ impl SourceReader {
             rows: 0,
             estimate: ScanEstimate::default(),
             scanning: false,
+            epoch: Epoch::ZERO,
+            ahead,
         })
     }
 
@@ -173,63 +183,109 @@ impl SourceReader {
         Ok(())
     }
 
-    async fn read(&mut self, at: usize) -> Result<Option<DeltaChunk>, ExecError> {
+    /// The next rows of a split, read ahead or now. Cancel-safe.
+    async fn raw_batch(&mut self, at: usize) -> Result<RawBatch, ExecError> {
         let split = &mut self.splits[at];
         let offset = split.offset.unwrap_or(0);
-        let reading = match &mut split.reading {
-            Some(reading) => reading,
-            empty => {
-                let mut reader = match split.reader.take() {
-                    Some(reader) => reader,
-                    None => {
-                        let watermark = self.from.watermark.as_ref();
-                        let columns = watermark.map_or(&self.from.columns, |w| &w.columns);
-                        let counters = &self.from.counters;
-                        let position = committed_position(counters, self.from.input, split.number);
-                        let at = ReadFrom {
-                            split: split.number,
-                            offset,
-                            position,
-                            parts: self.parts.clone(),
-                        };
-                        self.from.source.open(at, columns)?
-                    }
-                };
-                if let Some(value) = self.from.meta.option(self.from.relation, "on_error") {
-                    reader.set_on_error(OnError::named(&value));
-                }
-                // A floor holds from its offset on: no read goes across it.
-                let until = split.until.min(split.watermark.raise(offset));
-                let rows = self.from.read_rows;
-                empty.insert(Box::pin(async move { (reader.read(until, rows).await, reader) }))
+        // A floor holds from its offset on: no read goes across it.
+        let until = split.until.min(split.watermark.raise(offset));
+        if split.reading.is_none() {
+            if let Some(held) = self.held(at, until).await {
+                return Ok(held);
             }
+            let reader = match self.splits[at].reader.take() {
+                Some(reader) => reader,
+                None => self.open(&self.splits[at], offset)?,
+            };
+            self.splits[at].reading = Some(self.reading(reader, until));
+        }
+        let split = &mut self.splits[at];
+        let Some(reading) = &mut split.reading else {
+            return Err(ExecError::internal("a read that has not begun"));
         };
         let (result, mut reader) = reading.await;
         split.reading = None;
-        report_bad_rows(&self.from.errors, reader.take_bad_rows());
+        let (result, bad_rows) = RawBatch::of(result, reader.as_mut());
+        report_bad_rows(&self.from.errors, bad_rows);
         split.reader = Some(reader);
-        let Some((batch, after)) = result? else {
-            return Err(ExecError::internal(format!(
+        result?.ok_or_else(|| {
+            ExecError::internal(format!(
                 "split {} ended at offset {offset}, before {}",
                 split.number, split.until
-            )));
-        };
+            ))
+        })
+    }
+
+    /// What was read ahead of a split, if it may be handed out as it is: it ends before `until`, and a bad row in it does
+    /// not fail. Takes the reader back where there is nothing.
+    async fn held(&mut self, at: usize, until: u64) -> Option<RawBatch> {
+        let ahead = self.ahead.as_ref()?;
+        let split = &mut self.splits[at];
+        match ahead.take(split.number).await {
+            Taken::Batch(batch) => {
+                let fails =
+                    !batch.bad_rows.is_empty() && self.from.on_error() == Some(OnError::Fail);
+                if batch.after <= until && !fails {
+                    return Some(batch);
+                }
+                ahead.discard(split.number);
+            }
+            Taken::Reader(Some(mut reader)) => {
+                reader.extend(&self.parts);
+                split.reader = Some(reader);
+            }
+            Taken::Reader(None) => {}
+        }
+        None
+    }
+
+    fn open(&self, split: &Split, offset: u64) -> Result<Box<dyn SplitReader>, ExecError> {
+        let watermark = self.from.watermark.as_ref();
+        let columns = watermark.map_or(&self.from.columns, |w| &w.columns);
+        let committed = || committed_position(&self.from.counters, self.from.input, split.number);
+        let position = split.position.or_else(committed);
+        let at = ReadFrom { split: split.number, offset, position, parts: self.parts.clone() };
+        Ok(self.from.source.open(at, columns)?)
+    }
+
+    fn reading(&self, mut reader: Box<dyn SplitReader>, until: u64) -> Reading {
+        if let Some(on_error) = self.from.on_error() {
+            reader.set_on_error(on_error);
+        }
+        let rows = self.from.read_rows;
+        Box::pin(async move { (reader.read(until, rows).await, reader) })
+    }
+
+    /// The split has come to the end of a batch: what depends on the epoch is applied to its rows.
+    fn hand_out(&mut self, at: usize, raw: RawBatch) -> Result<Option<DeltaChunk>, ExecError> {
+        let split = &mut self.splits[at];
+        let (offset, after) = (split.offset.unwrap_or(0), raw.after);
+        if is_planted("bad-row-counted-twice") && split.reader.is_none() {
+            report_bad_rows(&self.from.errors, raw.bad_rows.clone());
+        }
+        report_bad_rows(&self.from.errors, raw.bad_rows);
         if after <= offset || after > split.until {
             return Err(ExecError::internal(format!(
                 "split {} went from offset {offset} to {after}, asked for up to {}",
                 split.number, split.until
             )));
         }
-        split.offset = Some(after);
+        (split.offset, split.position) = (Some(after), raw.position);
+        if let Some(announced) = raw.announced {
+            announced.committed(self.epoch);
+        }
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| after >= split.until) {
+            ahead.lend(split.number, &mut split.reader, after, split.next_until);
+        }
         if self.scanning {
-            let (rows, per_row) = (batch.num_rows() as u64, self.from.source.offsets_per_row());
+            let (rows, per_row) = (raw.rows.num_rows() as u64, self.from.source.offsets_per_row());
             self.rows += rows;
             self.estimate.read(after - offset, rows, per_row, &self.from.progress);
         }
         let batch = match &self.from.watermark {
-            None => batch,
+            None => raw.rows,
             Some(w) => {
-                let batch = w.complete(batch, Some(&self.from.errors))?;
+                let batch = w.complete(raw.rows, Some(&self.from.errors))?;
                 let (stays, late) = w.expr.advance(&batch, &mut split.watermark.running)?;
                 split.watermark.late += late;
                 let asked: Vec<usize> = (0..w.width).collect();
@@ -241,6 +297,13 @@ impl SourceReader {
             }
         };
         Ok((batch.num_rows() > 0).then(|| DeltaChunk::inserts(batch)))
+    }
+}
+
+impl SourceInput {
+    /// What a bad row does now; `None`: what it did when the source was opened.
+    fn on_error(&self) -> Option<OnError> {
+        self.meta.option(self.relation, "on_error").map(|value| OnError::named(&value))
     }
 }
 
@@ -263,8 +326,19 @@ impl Split {
             }
         };
         let idle = false;
-        let (until, reader, reading) = (0, None, None);
-        Ok(Split { number, watermark, idle, offset, until, scanned, reader, reading })
+        let (until, next_until, position, reader, reading) = (0, None, None, None, None);
+        Ok(Split {
+            number,
+            watermark,
+            idle,
+            offset,
+            position,
+            until,
+            next_until,
+            scanned,
+            reader,
+            reading,
+        })
     }
 }
 
@@ -281,7 +355,7 @@ fn decode_offset(bytes: &[u8]) -> Result<u64, ExecError> {
 #[async_trait]
 impl Reader for SourceReader {
     fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
-        self.scanning = barrier.backfill;
+        (self.scanning, self.epoch) = (barrier.backfill, barrier.epoch);
         self.add_splits(barrier.epoch)?;
         if !barrier.backfill {
             // A split that is met from now on is new.
@@ -313,6 +387,8 @@ impl Reader for SourceReader {
                 let offset = split.offset.unwrap_or(0);
                 split.until = end.min(offset.saturating_add(step)).max(offset);
                 split.scanned = split.until >= end;
+                let next = end.min(split.until.saturating_add(step));
+                split.next_until = (!split.scanned).then_some(next);
                 continue;
             };
             let expected = before(split.number);
@@ -323,7 +399,7 @@ impl Reader for SourceReader {
                     split.number, self.from.relation
                 )));
             }
-            split.until = end;
+            (split.until, split.next_until) = (end, None);
         }
         Ok(())
     }
@@ -335,8 +411,9 @@ impl Reader for SourceReader {
                 .map(|i| (self.turn + i) % count)
                 .find(|&i| self.splits[i].offset.unwrap_or(0) < self.splits[i].until);
             let Some(at) = due else { return Ok(None) };
-            let chunk = self.read(at).await?;
+            let raw = self.raw_batch(at).await?;
             self.turn = at + 1;
+            let chunk = self.hand_out(at, raw)?;
             if chunk.is_some() {
                 return Ok(chunk);
             }
@@ -379,7 +456,12 @@ impl Reader for SourceReader {
             split.watermark.store(self.from.input, split.number, out);
         }
         for split in &self.splits {
-            if let Some(position) = split.reader.as_ref().and_then(|r| r.position()) {
+            let mut position = split.position;
+            if is_planted("position-of-the-reader") {
+                let reader = self.ahead.as_ref().map(|a| a.position_of_the_reader(split.number));
+                position = reader.flatten().or(position);
+            }
+            if let Some(position) = position {
                 put_position(out, self.from.input, split.number, position);
             }
         }
@@ -387,159 +469,4 @@ impl Reader for SourceReader {
 }
 
 #[cfg(test)]
-mod tests {
-    use arrow::array::{ArrayRef, AsArray, Int64Array};
-    use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
-    use millrace_common::{EnvHandle, Generation, JobId, SqlError};
-    use millrace_connector::{Known, Polled};
-    use millrace_rpc::version::VersionEdit;
-
-    use super::*;
-
-    /// Row k of split s holds `s * 1000 + k`.
-    struct Numbers;
-
-    struct NumbersReader(u32, u64);
-
-    #[async_trait]
-    impl Source for Numbers {
-        fn schema(&self) -> SchemaRef {
-            Arc::new(Schema::new(vec![Field::new("n", DataType::Int64, false)]))
-        }
-
-        async fn poll(&self, _: &Known) -> Result<Polled, ConnectorError> {
-            Ok(Polled::default())
-        }
-
-        fn open(&self, at: ReadFrom, _: &[usize]) -> Result<Box<dyn SplitReader>, ConnectorError> {
-            Ok(Box::new(NumbersReader(at.split, at.offset)))
-        }
-    }
-
-    #[async_trait]
-    impl SplitReader for NumbersReader {
-        async fn read(&mut self, until: u64, max_rows: usize) -> ReadResult {
-            // A read that is dropped here must lose nothing.
-            tokio::task::yield_now().await;
-            let end = until.min(self.1 + max_rows as u64);
-            let rows = (self.1..end).map(|k| i64::from(self.0) * 1_000 + k as i64);
-            let n: ArrayRef = Arc::new(Int64Array::from_iter_values(rows));
-            self.1 = end;
-            Ok(Some((RecordBatch::try_from_iter([("n", n)])?, end)))
-        }
-    }
-
-    /// Epoch e fixes every split at 10 × e.
-    struct Offsets;
-
-    #[async_trait]
-    impl MetaService for Offsets {
-        fn request_cut(&self, _: JobId) {}
-
-        async fn commit_edit(
-            &self,
-            _: JobId,
-            _: Generation,
-            _: VersionEdit,
-        ) -> Result<bool, SqlError> {
-            Ok(true)
-        }
-
-        fn report_failure(&self, _: JobId, _: Generation, _: SqlError) {}
-
-        fn source_offsets(&self, _: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
-            (0..3).map(|s| (s, epoch.0 * 10)).collect()
-        }
-
-        fn graph(&self, _: RelationId) -> Option<Bytes> {
-            None
-        }
-    }
-
-    fn reader(task: usize, parallelism: usize, backfill: Option<&BackfillState>) -> SourceReader {
-        let from = SourceInput {
-            input: 4,
-            relation: RelationId(9),
-            source: Arc::new(Numbers),
-            columns: vec![0],
-            watermark: None,
-            meta: Arc::new(Offsets),
-            scan_rows: 15,
-            stage: 0,
-            read_rows: 4,
-            errors: Arc::default(),
-            progress: Arc::new(Progress::new(EnvHandle::default())),
-            counters: BTreeMap::new(),
-        };
-        SourceReader::new(from, task, parallelism, backfill).unwrap()
-    }
-
-    /// An epoch's rows; every wait is dropped and taken up again.
-    async fn epoch(reader: &mut SourceReader, prev: u64, epoch: u64, backfill: bool) -> Vec<i64> {
-        reader
-            .begin(&Barrier {
-                prev: Epoch(prev),
-                epoch: Epoch(epoch),
-                backfill,
-                stage: 0,
-                swap: false,
-            })
-            .unwrap();
-        let mut rows = Vec::new();
-        loop {
-            let next = tokio::select! {
-                biased;
-                next = reader.next() => next.unwrap(),
-                () = std::future::ready(()) => continue,
-            };
-            let Some(chunk) = next else { break };
-            rows.extend(chunk.batch.column(0).as_primitive::<Int64Type>().values());
-        }
-        rows.sort_unstable();
-        rows
-    }
-
-    fn rows(splits: &[i64], from: i64, to: i64) -> Vec<i64> {
-        splits.iter().flat_map(|s| (from..to).map(move |k| s * 1_000 + k)).collect()
-    }
-
-    #[tokio::test]
-    async fn an_epoch_is_exactly_the_rows_between_its_offsets_however_it_is_shared_out() {
-        let mut whole = reader(0, 1, None);
-        assert_eq!(epoch(&mut whole, 2, 5, false).await, rows(&[0, 1, 2], 20, 50));
-        assert_eq!(epoch(&mut whole, 5, 6, false).await, rows(&[0, 1, 2], 50, 60));
-        let (mut even, mut odd) = (reader(0, 2, None), reader(1, 2, None));
-        assert_eq!(epoch(&mut even, 2, 5, false).await, rows(&[0, 2], 20, 50));
-        assert_eq!(epoch(&mut odd, 2, 5, false).await, rows(&[1], 20, 50));
-        assert!(
-            odd.begin(&Barrier {
-                prev: Epoch(3),
-                epoch: Epoch(6),
-                backfill: false,
-                stage: 0,
-                swap: false
-            })
-            .is_err()
-        );
-    }
-
-    #[tokio::test]
-    async fn the_first_scan_goes_in_steps_and_resumes_where_it_was_committed() {
-        let mut state = BackfillState { snapshot_epoch: 2, ..BackfillState::default() };
-        let mut read = Vec::new();
-        let mut steps = 0;
-        while state.positions.is_empty() || state.positions.iter().any(|p| !p.done) {
-            // Every step by a new reader, as after a restart.
-            let mut scan = reader(0, 1, Some(&state));
-            read.extend(epoch(&mut scan, 2, 2, true).await);
-            state.positions.clear();
-            scan.positions(&mut state.positions);
-            steps += 1;
-        }
-        read.sort_unstable();
-        assert_eq!(read, rows(&[0, 1, 2], 0, 20));
-        assert_eq!(steps, 4);
-        let mut after = reader(0, 1, Some(&state));
-        assert_eq!(epoch(&mut after, 2, 3, false).await, rows(&[0, 1, 2], 20, 30));
-    }
-}
+mod tests;

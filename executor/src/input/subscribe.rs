@@ -12,13 +12,13 @@ use std::time::Duration;
 use arrow::array::Array;
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
+use millrace_graph::lookahead::Place;
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
-use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore, StorageError};
+use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore};
 use tokio::time::Instant;
 
 use crate::changelog_cache::{ChangelogCache, EpochDelta, RingReader};
@@ -27,6 +27,8 @@ use crate::error::ExecError;
 use crate::exchange::Barrier;
 use crate::input::Reader;
 use crate::input::position::{Span, spans};
+use crate::lookahead::stream_ahead::{HeldStream, StreamAhead, unhurried};
+use crate::lookahead::uncommitted::Following;
 use crate::stats::Progress;
 use crate::watermark::{Watermark, WatermarkSet};
 
@@ -34,6 +36,11 @@ use crate::watermark::{Watermark, WatermarkSet};
 const UPSTREAM_POLL: Duration = Duration::from_millis(20);
 /// After which the job fails, to say why it does not move.
 const UPSTREAM_WAIT: Duration = Duration::from_secs(30);
+
+/// Rows of changes in memory that are made known before they are handed out.
+const RING_ROWS: usize = 8_192;
+/// Epochs that a job lacks when it is behind: one is mostly there, and has been made known when it entered.
+const BEHIND: usize = 2;
 
 /// What a subscription reads, and with what.
 pub struct Subscription {
@@ -59,6 +66,8 @@ pub struct Subscription {
     pub chunk_rows: usize,
     /// Of the job.
     pub progress: Arc<Progress>,
+    /// Reads the store before rows are asked for; `None`: nothing is to be announced.
+    pub ahead: Option<StreamAhead>,
 }
 
 pub struct SubscribeReader {
@@ -68,6 +77,8 @@ pub struct SubscribeReader {
     /// Of the epoch being read.
     epoch: Epoch,
     scanning: bool,
+    /// A planted bug: what is announced of the relation, to be emitted as if it were committed.
+    announced: Option<Following>,
     /// Has recent changes kept.
     _ring: RingReader,
 }
@@ -80,8 +91,8 @@ enum State {
         epoch: Epoch,
         since: Option<Instant>,
     },
-    Ring(VecDeque<Arc<EpochDelta>>, usize),
-    Store(BoxStream<'static, Result<DeltaChunk, StorageError>>),
+    Ring(RingChanges),
+    Store(HeldStream<DeltaChunk>),
     /// One step of the first scan; rows it may still read.
     Scan {
         epoch: Epoch,
@@ -90,10 +101,57 @@ enum State {
     },
 }
 
+/// Changes in memory.
+struct RingChanges {
+    deltas: VecDeque<Arc<EpochDelta>>,
+    /// The next chunk of the first.
+    next: usize,
+    /// What is handed out next, all but the first announced.
+    chunks: VecDeque<DeltaChunk>,
+    rows: usize,
+}
+
+impl RingChanges {
+    fn new(deltas: Vec<Arc<EpochDelta>>) -> RingChanges {
+        RingChanges { deltas: deltas.into(), next: 0, chunks: VecDeque::new(), rows: 0 }
+    }
+
+    /// The next chunk with rows of the task, and its epoch.
+    fn take(&mut self, from: &Subscription) -> Result<Option<(Epoch, DeltaChunk)>, ExecError> {
+        while let Some(delta) = self.deltas.front() {
+            let Some(chunk) = delta.chunks.get(self.next) else {
+                self.deltas.pop_front();
+                self.next = 0;
+                continue;
+            };
+            self.next += 1;
+            if let Some(own) = chunk.select(&from.vnodes, &from.columns)? {
+                return Ok(Some((delta.epoch, own)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes the next chunks known that are not handed out at once.
+    fn look_ahead(&mut self, from: &Subscription) -> Result<(), ExecError> {
+        let followed = from.ahead.as_ref().filter(|ahead| ahead.is_followed());
+        let most = if followed.is_some() { RING_ROWS } else { 1 };
+        while self.chunks.is_empty() || self.rows < most {
+            let Some((epoch, chunk)) = self.take(from)? else { return Ok(()) };
+            if let Some(ahead) = followed.filter(|_| !self.chunks.is_empty()) {
+                ahead.tell(epoch, &chunk.batch);
+            }
+            self.rows += chunk.num_rows();
+            self.chunks.push_back(chunk);
+        }
+        Ok(())
+    }
+}
+
 struct Scan {
     spans: Vec<Span>,
     /// Of the first span that is not done; kept from step to step.
-    stream: Option<BoxStream<'static, Result<ScanBatch, StorageError>>>,
+    stream: Option<HeldStream<ScanBatch>>,
     rows: u64,
 }
 
@@ -108,12 +166,16 @@ impl SubscribeReader {
         };
         let scan = Scan { spans, stream: None, rows: 0 };
         let ring = from.changelogs.subscribe(from.relation);
+        let uncommitted = from.changelogs.uncommitted();
+        let announced = is_planted("leaf-reads-uncommitted")
+            .then(|| uncommitted.follow(from.relation, vec![Place::Root]));
         SubscribeReader {
             from,
             state: State::Idle,
             scan,
             epoch: Epoch::ZERO,
             scanning: false,
+            announced,
             _ring: ring,
         }
     }
@@ -141,31 +203,55 @@ impl SubscribeReader {
         let State::Start { prev, epoch, since } = &mut self.state else { return Ok(()) };
         let (prev, epoch) = (*prev, *epoch);
         if let Some(deltas) = self.from.changelogs.get(self.from.relation, prev, epoch) {
-            self.state = State::Ring(deltas.into(), 0);
+            self.state = State::Ring(RingChanges::new(deltas));
             return Ok(());
         }
         let store = Self::upstream(&self.from, since).await?;
         let prev = if is_planted("changes-skip-epoch") { epoch } else { prev };
         let changes = store.changes(self.from.table, prev, epoch, self.from.vnodes.clone());
-        self.state = State::Store(changes);
+        let columns = self.from.columns.clone();
+        self.state = State::Store(match &self.from.ahead {
+            Some(ahead) => ahead.drive(changes, move |c| c.batch.project(&columns).ok()),
+            None => unhurried(changes),
+        });
         Ok(())
     }
 
+    /// A planted bug, see `announced`.
+    fn next_announced(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        let Some(announced) = self.announced.as_mut().filter(|_| !self.scanning) else {
+            return Ok(None);
+        };
+        let Some(Some(announcement)) = announced.next().now_or_never() else { return Ok(None) };
+        let Some(rows) = announcement.rows.first() else { return Ok(None) };
+        Ok(Some(DeltaChunk::inserts(rows.project(&self.from.columns)?)))
+    }
+
     fn next_in_ring(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
-        let State::Ring(deltas, next) = &mut self.state else { return Ok(None) };
-        while let Some(delta) = deltas.front() {
-            let Some(chunk) = delta.chunks.get(*next) else {
-                deltas.pop_front();
-                *next = 0;
-                continue;
-            };
-            *next += 1;
-            if let Some(own) = chunk.select(&self.from.vnodes, &self.from.columns)? {
-                return Ok(Some(own));
-            }
+        let State::Ring(ring) = &mut self.state else { return Ok(None) };
+        ring.look_ahead(&self.from)?;
+        let chunk = ring.chunks.pop_front();
+        match &chunk {
+            Some(chunk) => ring.rows -= chunk.num_rows(),
+            None => self.end_epoch()?,
         }
+        Ok(chunk)
+    }
+
+    /// All changes of the epoch are read. Where the job is behind, tells of those after it.
+    fn end_epoch(&mut self) -> Result<(), ExecError> {
         self.state = State::Idle;
-        Ok(None)
+        let Some(ahead) = self.from.ahead.as_ref().filter(|ahead| ahead.is_followed()) else {
+            return Ok(());
+        };
+        let left = self.from.changelogs.get(self.from.relation, self.epoch, Epoch::MAX);
+        let Some(left) = left.filter(|deltas| deltas.len() >= BEHIND) else { return Ok(()) };
+        let (mut left, mut rows) = (RingChanges::new(left), 0);
+        while let Some((epoch, chunk)) = left.take(&self.from)?.filter(|_| rows < RING_ROWS) {
+            rows += chunk.num_rows();
+            ahead.tell(epoch, &chunk.batch);
+        }
+        Ok(())
     }
 
     /// One batch of the first scan; `None` at the end of the step.
@@ -189,6 +275,7 @@ impl SubscribeReader {
                 self.scan.stream = None;
                 continue;
             };
+            let batch = batch.hand_out(*epoch);
             let keys = batch.keys.as_ref().filter(|k| k.len() == batch.values.num_rows());
             let keys = keys.ok_or_else(|| ExecError::internal("a scan with keys gave none"))?;
             if keys.is_empty() {
@@ -214,7 +301,7 @@ fn scan_span(
     store: &Arc<JobStore>,
     epoch: Epoch,
     span: &Span,
-) -> Result<BoxStream<'static, Result<ScanBatch, StorageError>>, ExecError> {
+) -> Result<HeldStream<ScanBatch>, ExecError> {
     let range = (!span.last_key.is_empty())
         .then(|| (Bound::Excluded(span.last_key.to_vec()), Bound::Unbounded));
     let options = ScanOptions {
@@ -224,7 +311,11 @@ fn scan_span(
         vnodes: Some(span.vnodes.clone()),
         batch_rows: from.chunk_rows,
     };
-    Ok(store.snapshot(epoch)?.scan(from.table, options))
+    let scan = store.snapshot(epoch)?.scan(from.table, options);
+    Ok(match &from.ahead {
+        Some(ahead) => ahead.drive(scan, |batch| Some(batch.values.clone())),
+        None => unhurried(scan),
+    })
 }
 
 #[async_trait]
@@ -244,6 +335,9 @@ impl Reader for SubscribeReader {
     }
 
     async fn next(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
+        if let Some(chunk) = self.next_announced()? {
+            return Ok(Some(chunk));
+        }
         loop {
             let chunk = match &mut self.state {
                 State::Idle => return Ok(None),
@@ -254,12 +348,13 @@ impl Reader for SubscribeReader {
                 State::Ring(..) => self.next_in_ring()?,
                 State::Scan { .. } => return self.next_in_scan().await,
                 State::Store(changes) => match changes.next().await.transpose()? {
-                    Some(chunk) => Some(DeltaChunk {
-                        batch: chunk.batch.project(&self.from.columns)?,
-                        weights: chunk.weights,
-                    }),
+                    Some(chunk) => {
+                        let chunk = chunk.hand_out(self.epoch);
+                        let batch = chunk.batch.project(&self.from.columns)?;
+                        Some(DeltaChunk { batch, weights: chunk.weights })
+                    }
                     None => {
-                        self.state = State::Idle;
+                        self.end_epoch()?;
                         None
                     }
                 },

@@ -147,6 +147,16 @@ impl SourceWatermark {
         Ok(Some(SourceWatermark { expr, column, columns, width, generated }))
     }
 
+    /// Of rows as the connector reads them, what was asked for.
+    pub fn asked(
+        &self,
+        read: RecordBatch,
+        errors: &Arc<ErrorSink>,
+    ) -> Result<RecordBatch, ExecError> {
+        let asked: Vec<usize> = (0..self.width).collect();
+        Ok(self.complete(read, Some(errors))?.project(&asked)?)
+    }
+
     /// Rows as the connector reads them, with what is generated: what the expression is applied to.
     pub fn complete(
         &self,

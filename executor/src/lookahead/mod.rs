@@ -7,7 +7,9 @@
 pub mod operator;
 pub mod presence;
 pub mod random_hints;
+pub mod read_ahead;
 mod route;
+pub mod stream_ahead;
 #[cfg(test)]
 mod tests;
 pub mod uncommitted;

@@ -29,6 +29,8 @@ type NodeId = (usize, usize);
 pub struct Wiring {
     /// With the places that its walker looks at.
     lookaheads: Vec<(Lookahead, Vec<Place>)>,
+    /// By leaf: who looks at what its tasks read ahead.
+    ahead: HashMap<NodeId, Arc<Uncommitted>>,
     /// Told whenever an operator begins to want hints, or no longer wants any.
     changed: Arc<Notify>,
     /// By fragment and task.
@@ -54,7 +56,9 @@ impl Wiring {
             let places = places(mode, kind_of(inputs, l.relation)?, &l);
             (l.depth == 1 && !places.is_empty()).then_some((l, places))
         });
-        Wiring::of(with_places.collect(), tasks)
+        let lookaheads: Vec<_> = with_places.collect();
+        let ahead = lookaheads.iter().map(|(l, _)| (l.leaf, Arc::default())).collect();
+        Wiring { ahead, ..Wiring::of(lookaheads, tasks) }
     }
 
     fn of(lookaheads: Vec<(Lookahead, Vec<Place>)>, tasks: &[usize]) -> Wiring {
@@ -74,7 +78,13 @@ impl Wiring {
                     .or_insert_with(|| OperatorLookahead::new(&changed));
             }
         }
-        Wiring { lookaheads, changed, senders, receivers, operators }
+        let ahead = HashMap::default();
+        Wiring { lookaheads, ahead, changed, senders, receivers, operators }
+    }
+
+    /// Whom the tasks of a leaf are to tell of what they read ahead, if anybody may look at it.
+    pub fn followers(&self, leaf: NodeId) -> Option<Arc<Uncommitted>> {
+        self.ahead.get(&leaf).cloned()
     }
 
     /// Where hints for a task arrive; nothing ever does if it has no operator with lookaheads.
@@ -117,10 +127,34 @@ impl Wiring {
         }
         let walker = |((leaf, places), routes): ((NodeId, &[Place]), Vec<Route>)| {
             let (relation, columns) = subscription(graph, leaf)?;
-            let (places, columns) = (places.to_vec(), columns.to_vec());
+            let of_source = self.ahead.get(&leaf).filter(|_| is_source(graph, leaf));
+            let (places, uncommitted) = (places.to_vec(), of_source.unwrap_or(uncommitted));
             Some(Walker::new(relation, places, columns, routes, uncommitted, &self.changed))
         };
-        leaves.into_iter().filter_map(walker).collect()
+        let behind = self.walkers_behind(graph, metrics, ctx);
+        leaves.into_iter().filter_map(walker).chain(behind).collect()
+    }
+
+    /// Walkers of rows that are committed and that a leaf has not come to: those of a first scan's next step, of the next
+    /// part of a change, of the epochs that a job lacks. They look at them whichever place is in use: there these rows
+    /// have been already.
+    fn walkers_behind(
+        &self,
+        graph: &JobGraph,
+        metrics: &HashMap<NodeId, Arc<OperatorMetrics>>,
+        ctx: &OperatorContext<'_>,
+    ) -> Vec<Walker> {
+        let walker = |(leaf, followers): (&NodeId, &Arc<Uncommitted>)| {
+            let (relation, columns) =
+                subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
+            let own = self.lookaheads.iter().map(|(l, _)| l).filter(|l| l.leaf == *leaf);
+            // One that cannot be computed has been told of.
+            let routes: Vec<Route> =
+                own.filter_map(|l| self.route(graph, l, metrics, ctx).ok()).collect();
+            let (places, columns) = (vec![Place::Leaf], (0..columns.len()).collect());
+            Some(Walker::new(relation, places, columns, routes, followers, &self.changed))
+        };
+        self.ahead.iter().filter_map(walker).collect()
     }
 
     /// Lets the counters of the operators tell that they are walked.
@@ -163,22 +197,31 @@ fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
     Some(found.kind())
 }
 
-/// Where rows of a relation are looked at: rows of a table when a statement brings them, others when their epoch is
-/// sealed, unless the job is told otherwise.
+/// Where rows of a relation are looked at: rows of a table when a statement brings them, those of a source when they are
+/// read ahead, others when their epoch is sealed, unless the job is told otherwise.
 fn places(mode: LookaheadMode, kind: RelationKind, lookahead: &Lookahead) -> Vec<Place> {
     let place = match (mode, kind) {
-        (LookaheadMode::Off, _) | (_, RelationKind::Source) => return Vec::new(),
-        (LookaheadMode::Auto | LookaheadMode::Entry, RelationKind::Table) => Place::Entry,
+        (LookaheadMode::Off, _) | (LookaheadMode::Root, RelationKind::Source) => return Vec::new(),
+        (
+            LookaheadMode::Auto | LookaheadMode::Entry,
+            RelationKind::Table | RelationKind::Source,
+        ) => Place::Entry,
         (LookaheadMode::Entry, _) => return Vec::new(),
         (LookaheadMode::Auto | LookaheadMode::Root, _) => Place::Root,
     };
     lookahead.places.iter().filter(|p| **p == place).copied().collect()
 }
 
-/// What a leaf reads of which relation.
-fn subscription(graph: &JobGraph, (fragment, node): NodeId) -> Option<(RelationId, &[usize])> {
+/// What a leaf reads of which relation, among the columns that are announced: of a source those that it reads.
+fn subscription(graph: &JobGraph, (fragment, node): NodeId) -> Option<(RelationId, Vec<usize>)> {
     match &graph.fragments.get(fragment)?.nodes.get(node)?.op {
-        Op::Subscribe(of) => Some((of.relation, &of.columns)),
+        Op::Subscribe(of) => Some((of.relation, of.columns.clone())),
+        Op::Source(of) => Some((of.relation, (0..of.columns.len()).collect())),
         _ => None,
     }
+}
+
+fn is_source(graph: &JobGraph, (fragment, node): NodeId) -> bool {
+    let found = graph.fragments.get(fragment).and_then(|f| f.nodes.get(node));
+    found.is_some_and(|n| matches!(n.op, Op::Source(_)))
 }

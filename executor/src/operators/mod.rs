@@ -12,7 +12,7 @@ pub mod join;
 pub mod linear;
 mod ordered;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod topn;
 pub mod unnest;
 pub mod window;

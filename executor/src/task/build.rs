@@ -5,6 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::datatypes::SchemaRef;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_common::collections::HashMap;
 use millrace_common::{Epoch, Generation, JobId, RelationId, TableId, Vnode};
 use millrace_connector::create_source;
@@ -35,6 +37,8 @@ use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
 use crate::invariants::check_owners;
 use crate::layout::RowLayout;
+use crate::lookahead::read_ahead::{ReadAhead, ReadFrom, read_ahead};
+use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
 use crate::lookahead::walker::Walker;
 use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
@@ -75,7 +79,8 @@ pub struct Built {
     pub cuts: Vec<mpsc::UnboundedSender<Arc<Barrier>>>,
     pub reports: mpsc::UnboundedReceiver<TaskReport>,
     pub metrics: Vec<Arc<OperatorMetrics>>,
-    pub walkers: Vec<Walker>,
+    /// What looks ahead, to run beside the tasks.
+    pub beside: Vec<BoxFuture<'static, ()>>,
     /// Of the job's inputs, by number: see [`Barrier::stage`].
     pub stages: Vec<u32>,
 }
@@ -103,6 +108,7 @@ struct Builder<'a> {
     metrics: HashMap<(usize, usize), Arc<OperatorMetrics>>,
     order: Order,
     wiring: Wiring,
+    beside: Vec<BoxFuture<'static, ()>>,
 }
 
 /// One task's place.
@@ -131,7 +137,8 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
         graph.fragments.iter().map(|f| parallelism(f, blueprint.parallelism)).collect();
     let mode = blueprint.options.lookahead;
     let wiring = Wiring::new(graph, blueprint.inputs, mode, &of_fragments);
-    let mut builder = Builder { blueprint, channels, cuts, metrics, order, wiring };
+    let beside = Vec::new();
+    let mut builder = Builder { blueprint, channels, cuts, metrics, order, wiring, beside };
     let mut tasks = Vec::new();
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
@@ -147,10 +154,12 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
         first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
     }
     let walkers = walkers(builder.wiring, &builder.blueprint, &builder.metrics);
+    let mut beside = builder.beside;
+    beside.extend(walkers.into_iter().map(|walker| walker.run().boxed()));
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
     let stages = builder.order.stages;
-    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, walkers, stages })
+    Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, beside, stages })
 }
 
 fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
@@ -302,13 +311,17 @@ impl Builder<'_> {
         let backfill = self.blueprint.version.backfill.as_ref();
         Ok(match &node.op {
             Op::Subscribe(graph::Subscribe { relation, columns }) => {
-                let from = self.subscription(input, *relation, columns, place)?;
+                let leaf = (metrics.fragment, metrics.node);
+                let mut from = self.subscription(input, *relation, columns, place)?;
+                from.ahead = self.stream_ahead(*relation, leaf);
                 Kind::Leaf(self.cut_leaf(SubscribeReader::new(from, backfill)))
             }
             Op::Source(graph::Source { relation, columns }) => {
                 let from = self.source(input, *relation, columns)?;
+                let leaf = (metrics.fragment, metrics.node);
+                let ahead = self.blueprint.options.read_ahead.then(|| self.read_ahead(&from, leaf));
                 let (task, of) = (place.task, place.parallelism);
-                Kind::Leaf(self.cut_leaf(SourceReader::new(from, task, of, backfill)?))
+                Kind::Leaf(self.cut_leaf(SourceReader::new(from, task, of, backfill, ahead)?))
             }
             Op::Values(graph::Values { batch }) => {
                 if place.parallelism > 1 {
@@ -376,7 +389,17 @@ impl Builder<'_> {
             stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
             progress: Arc::clone(&b.progress),
+            ahead: None,
         })
+    }
+
+    /// Has what a leaf reads from the store read beside its task, if it is of use to anybody.
+    fn stream_ahead(&mut self, relation: RelationId, leaf: (usize, usize)) -> Option<StreamAhead> {
+        let followers = self.wiring.followers(leaf)?;
+        let governor = Arc::clone(&self.blueprint.governor);
+        let (ahead, pumps) = stream_ahead(relation, followers, governor);
+        self.beside.push(pumps.run().boxed());
+        Some(ahead)
     }
 
     fn source(
@@ -404,6 +427,20 @@ impl Builder<'_> {
             errors: Arc::clone(&b.errors),
             counters: b.version.counters.clone(),
         })
+    }
+
+    /// Has the splits of a leaf read on beside its task.
+    fn read_ahead(&mut self, of: &SourceInput, leaf: (usize, usize)) -> ReadAhead {
+        let (ahead, work) = read_ahead(ReadFrom {
+            relation: of.relation,
+            watermark: of.watermark.clone(),
+            meta: Arc::clone(&of.meta),
+            read_rows: of.read_rows,
+            governor: Arc::clone(&self.blueprint.governor),
+            followers: self.wiring.followers(leaf),
+        });
+        self.beside.push(work.run().boxed());
+        ahead
     }
 
     fn materialize(&self, place: &Place) -> Result<Root, ExecError> {

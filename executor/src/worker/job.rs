@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_common::fair_shares::Share;
 use millrace_common::task::spawn_on;
 use millrace_common::{Generation, JobId, RelationId, SqlError};
@@ -26,7 +27,6 @@ use super::feed::{Feed, FeedState};
 use super::table::Table;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::lookahead::walker::Walker;
 use crate::stats::{BarrierLog, Counter, JobMetrics, JobStats};
 use crate::task::Task;
 
@@ -129,18 +129,18 @@ impl Job {
         }
     }
 
-    /// Runs the job's walkers until it ends, in its share of the cores. Without them it does the same.
-    pub fn spawn_walkers(
+    /// Runs what works beside the job's tasks until it ends, in its share of the cores. Without it the job does the same.
+    pub fn spawn_beside(
         &self,
-        walkers: Vec<Walker>,
+        work: Vec<BoxFuture<'static, ()>>,
         runtime: &tokio::runtime::Handle,
         share: &Arc<Share>,
     ) {
         let mut handles = self.handles.lock();
-        for walker in walkers {
+        for work in work {
             let (label, stop) = (self.label.clone(), self.stop.clone());
-            let run = share.run(AssertUnwindSafe(walker.run()).catch_unwind());
-            handles.push(spawn_on(runtime, "walk", async move {
+            let run = share.run(AssertUnwindSafe(work).catch_unwind());
+            handles.push(spawn_on(runtime, "look ahead", async move {
                 let ended = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
@@ -148,7 +148,7 @@ impl Job {
                 };
                 if let Err(panic) = ended {
                     let panic = panic_text(panic.as_ref());
-                    tracing::error!(job = label, panic, "a walker panicked");
+                    tracing::error!(job = label, panic, "what looks ahead panicked");
                 }
             }));
         }

@@ -284,6 +284,6 @@ pub async fn start_graph(
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     let share = shared.shares.holder();
     job.spawn(built.tasks, &shared.runtime, &share);
-    job.spawn_walkers(built.walkers, &shared.runtime, &share);
+    job.spawn_beside(built.beside, &shared.runtime, &share);
     Ok(job)
 }

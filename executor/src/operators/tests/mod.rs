@@ -8,7 +8,7 @@ mod hints;
 mod history;
 mod keyed;
 mod lookup;
-mod model;
+pub(crate) mod model;
 mod on_arrival;
 mod one_side;
 mod stateful;

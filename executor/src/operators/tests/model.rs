@@ -30,7 +30,7 @@ use crate::state::NOTHING_CACHED;
 use crate::state::keys::KeyReader;
 
 /// Planted bugs are there for all threads: other tests with hints must not run meanwhile.
-pub(super) static PLANTED: RwLock<()> = RwLock::new(());
+pub(crate) static PLANTED: RwLock<()> = RwLock::new(());
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
