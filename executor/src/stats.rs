@@ -7,11 +7,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millrace_common::{EnvHandle, Epoch};
-use millrace_graph::lookahead::Place;
+use millrace_storage::object::GET_DOLLARS_PER_MILLION;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::lookahead::operator::OperatorLookahead;
+use crate::lookahead::slack::{EpochNotes, OperatorEpochs, ReadTimes, Side, SideSlack, SpotSlack};
 
 /// A number that any task may add to.
 #[derive(Debug, Default)]
@@ -76,8 +77,12 @@ pub struct LookaheadMetrics {
     pub dropped: Counter,
     /// Answers, by key, that came too late or were overtaken by a write.
     pub stale: Counter,
-    /// Keys of rows that had to wait for the store without a hint.
+    /// Keys of rows that had to wait for the store.
     pub missed: Counter,
+    /// Requests to the store that were made for rows, and ahead of them.
+    pub demand_requests: Arc<AtomicU64>,
+    pub ahead_requests: Arc<AtomicU64>,
+    pub epochs: OperatorEpochs,
     /// Set once if walkers announce keys to it.
     pub walked: OnceLock<Walked>,
 }
@@ -85,18 +90,44 @@ pub struct LookaheadMetrics {
 /// Where an operator's keys are announced, and what its instances share with the walkers.
 #[derive(Debug)]
 pub struct Walked {
-    pub places: Vec<Place>,
+    pub sides: Vec<Arc<Side>>,
     pub tasks: Vec<Arc<OperatorLookahead>>,
 }
 
 impl LookaheadMetrics {
+    /// Some instance wants hints.
+    fn is_active(&self) -> bool {
+        self.walked.get().is_some_and(|w| w.tasks.iter().any(|t| t.is_active()))
+    }
+
+    /// An instance has passed an epoch. Kept while hints are wanted; of an operator that no walker follows, once its rows
+    /// have waited for reads.
+    pub fn pass(&self, epoch: Epoch, notes: &EpochNotes, is_followed: bool) {
+        let is_measured = match is_followed {
+            true => notes.missed > 0 || self.is_active(),
+            false => notes.has_rows() && self.missed.get() > 0,
+        };
+        if is_measured {
+            let sides = self.walked.get().map_or(&[][..], |w| w.sides.as_slice());
+            self.epochs.pass(epoch.0, notes, sides);
+        }
+    }
+
+    /// How much lead hints have, how long reads take, and what they cost.
+    pub fn measures(&self) -> LookaheadMeasures {
+        let sides = self.walked.get().map_or(&[][..], |w| w.sides.as_slice());
+        LookaheadMeasures {
+            sides: sides.iter().map(|side| side.read()).collect(),
+            reads: self.epochs.read(),
+            demand_requests: self.demand_requests.load(Ordering::Relaxed),
+            ahead_requests: self.ahead_requests.load(Ordering::Relaxed),
+        }
+    }
+
     pub fn read(&self) -> LookaheadStats {
         let walked = self.walked.get();
-        let at = |place| walked.is_some_and(|w| w.places.contains(&place));
         let active = walked.map_or(0, |w| w.tasks.iter().filter(|t| t.is_active()).count());
         LookaheadStats {
-            at_entry: at(Place::Entry),
-            at_root: at(Place::Root),
             active,
             hinted: self.hinted.get(),
             resident: self.resident.get(),
@@ -115,9 +146,6 @@ impl LookaheadMetrics {
 /// What [`LookaheadMetrics`] read at some moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LookaheadStats {
-    /// Its keys are announced when rows enter a table, or when their epoch is sealed.
-    pub at_entry: bool,
-    pub at_root: bool,
     /// Tasks in which it wants hints now.
     pub active: usize,
     pub hinted: u64,
@@ -130,6 +158,51 @@ pub struct LookaheadStats {
     pub dropped: u64,
     pub stale: u64,
     pub missed: u64,
+}
+
+/// See [`LookaheadMetrics::measures`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LookaheadMeasures {
+    /// Its inputs whose keys are announced.
+    pub sides: Vec<SideSlack>,
+    pub reads: ReadTimes,
+    /// Requests to the store for rows, and ahead of them.
+    pub demand_requests: u64,
+    pub ahead_requests: u64,
+}
+
+impl LookaheadMeasures {
+    /// Dollars for the requests that a million rows cause, at the list price of S3 Standard; `rows` came in so far.
+    pub fn dollars_per_million_rows(&self, rows: u64) -> Option<f64> {
+        let requests = self.demand_requests + self.ahead_requests;
+        (rows > 0).then(|| requests as f64 * GET_DOLLARS_PER_MILLION / rows as f64)
+    }
+
+    /// Where rows are looked at, each place once.
+    pub fn places(&self) -> Vec<&'static str> {
+        names(self.sides.iter().filter_map(SideSlack::in_use))
+    }
+
+    /// Where they could be.
+    pub fn candidates(&self) -> Vec<&'static str> {
+        names(self.sides.iter().flat_map(|side| &side.spots))
+    }
+
+    /// Of the input with the least lead: 1st, 50th and 99th percentile over epochs, microseconds.
+    pub fn slack(&self) -> [Option<i64>; 3] {
+        let of_sides = self.sides.iter().filter_map(|side| Some(side.in_use()?.quantiles));
+        of_sides.filter(|q| q[0].is_some()).min().unwrap_or_default()
+    }
+}
+
+fn names<'a>(of: impl Iterator<Item = &'a SpotSlack>) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for name in of.map(|spot| spot.spot.name()) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 impl OperatorMetrics {
@@ -156,6 +229,7 @@ impl OperatorMetrics {
             fetch_rounds: self.fetch_rounds.get(),
             settled_early: self.settled_early.get(),
             lookahead: self.lookahead.read(),
+            measures: self.lookahead.measures(),
         }
     }
 }
@@ -181,6 +255,8 @@ pub struct OperatorStats {
     pub settled_early: u64,
     /// What became of the keys that were announced to it.
     pub lookahead: LookaheadStats,
+    /// How much lead they had, and what reads cost.
+    pub measures: LookaheadMeasures,
 }
 
 /// How far a job's tasks are, while they are at an epoch. Shared by all of them.

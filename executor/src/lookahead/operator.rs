@@ -1,8 +1,8 @@
 //! What an operator of a task and the walkers share: whether hints are wanted, and which keys need none.
 //!
 //! Hints are wanted once rows have waited for reads, and as long as they would wait without hints: an epoch with
-//! reads of the store, made for rows or ahead of them in time, keeps them on for [`KEPT_EPOCHS`]. They are off for a
-//! while when most of what was read ahead met no row.
+//! reads of the store, made for rows or ahead of them in time, keeps them on for [`KEPT_EPOCHS`]. When too much of what
+//! was read ahead met no row, another place is taken to look at rows; if there is none, hints are off for a while.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use super::choice::is_in_vain;
 use super::presence::Presence;
+use super::slack::{DECAY, Side};
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 
 /// Epochs without reads after which hints are no longer wanted.
@@ -20,8 +22,8 @@ const PENALTY_EPOCHS: u32 = 256;
 const MAX_PENALTY: u32 = 1 << 14;
 /// Keys read ahead in vain that are not yet worth a decision.
 const FEW_UNUSED: f64 = 64.0;
-/// What is left after an epoch of what was counted before it.
-const DECAY: f64 = 63.0 / 64.0;
+/// What a key counts as hidden whose row came while it was being read.
+const HALF: f64 = 0.5;
 
 /// See the module. One for each operator with keyed state in each task.
 #[derive(Debug, Default)]
@@ -29,8 +31,12 @@ pub struct OperatorLookahead {
     /// There is a walker that would send hints; without one, none are ever wanted.
     followed: bool,
     active: AtomicBool,
+    /// Rows wait for the job, which starts.
+    is_behind: AtomicBool,
     presence: Mutex<Option<Arc<Presence>>>,
     changed: Arc<Notify>,
+    /// Of the operator: where rows of its inputs are looked at.
+    sides: Vec<Arc<Side>>,
 }
 
 impl OperatorLookahead {
@@ -38,6 +44,37 @@ impl OperatorLookahead {
     pub fn new(changed: &Arc<Notify>) -> Arc<OperatorLookahead> {
         let changed = Arc::clone(changed);
         Arc::new(OperatorLookahead { followed: true, changed, ..OperatorLookahead::default() })
+    }
+
+    /// [`OperatorLookahead::new`], with these sides.
+    pub fn of_sides(changed: &Arc<Notify>, sides: Vec<Arc<Side>>) -> Arc<OperatorLookahead> {
+        let changed = Arc::clone(changed);
+        Arc::new(OperatorLookahead {
+            followed: true,
+            changed,
+            sides,
+            ..OperatorLookahead::default()
+        })
+    }
+
+    /// Before the operator is made: rows wait for its job already.
+    pub fn set_behind(&self) {
+        self.is_behind.store(true, Ordering::Relaxed);
+    }
+
+    /// There is a walker that would send hints.
+    pub fn is_followed(&self) -> bool {
+        self.followed
+    }
+
+    /// How often the places have changed where rows are looked at.
+    fn changes(&self) -> u64 {
+        self.sides.iter().map(|side| side.changes()).sum()
+    }
+
+    /// Hints were in vain: whether there are other places to look at rows, which are taken.
+    fn leave(&self) -> bool {
+        self.sides.iter().fold(false, |any, side| side.leave() || any)
     }
 
     /// Hints are wanted. Cheap: asked by walkers for every chunk.
@@ -70,6 +107,8 @@ pub struct EpochReads {
     pub missed: u64,
     /// Read ahead, and used.
     pub used: u64,
+    /// Of these, those whose rows came while they were being read.
+    pub late: u64,
     /// Read ahead in vain.
     pub unused: u64,
 }
@@ -83,20 +122,32 @@ pub struct Activation {
     left: u32,
     off: u32,
     penalty: u32,
-    used: f64,
+    /// Reads in vain that are worth one that was hidden from its row.
+    value: f64,
+    /// Reads of the last epochs that were hidden, and those in vain, ...
+    hidden: f64,
     unused: f64,
+    /// ... since the places last changed where rows are looked at.
+    changes: u64,
 }
 
 impl Activation {
-    pub fn new(shared: &Arc<OperatorLookahead>, governor: &Arc<MemoryGovernor>) -> Activation {
+    /// `value`: reads in vain that are worth one that was hidden from its row.
+    pub fn new(
+        shared: &Arc<OperatorLookahead>,
+        governor: &Arc<MemoryGovernor>,
+        value: f64,
+    ) -> Activation {
         Activation {
             shared: Arc::clone(shared),
             account: governor.account(MemoryClass::Cache),
             left: 0,
             off: 0,
             penalty: PENALTY_EPOCHS,
-            used: 0.0,
+            value,
+            hidden: 0.0,
             unused: 0.0,
+            changes: 0,
         }
     }
 
@@ -106,11 +157,10 @@ impl Activation {
 
     /// An epoch has ended. `Some`: the keys in memory are to be noted there from now on, or nowhere.
     pub fn epoch(&mut self, reads: EpochReads) -> Option<Option<Arc<Presence>>> {
-        self.used = self.used * DECAY + reads.used as f64;
-        self.unused = self.unused * DECAY + reads.unused as f64;
         if !self.shared.followed {
             return None;
         }
+        self.count(reads);
         let was_active = self.is_active();
         self.off = self.off.saturating_sub(1);
         self.left = match reads.missed + reads.used {
@@ -118,33 +168,66 @@ impl Activation {
             _ if self.off > 0 => 0,
             _ => KEPT_EPOCHS,
         };
-        if self.unused > FEW_UNUSED.max(self.used) {
-            (self.left, self.off) = (0, self.penalty);
-            self.penalty = (self.penalty * 2).min(MAX_PENALTY);
-            (self.used, self.unused) = (0.0, 0.0);
-        } else if self.used > FEW_UNUSED.max(4.0 * self.unused) {
+        let is_much = self.unused > FEW_UNUSED;
+        if is_much && is_in_vain(self.unused, self.hidden, self.value) {
+            if !self.shared.leave() {
+                (self.left, self.off) = (0, self.penalty);
+                self.penalty = (self.penalty * 2).min(MAX_PENALTY);
+            }
+            (self.hidden, self.unused) = (0.0, 0.0);
+        } else if self.hidden > FEW_UNUSED
+            && !is_in_vain(4.0 * self.unused, self.hidden, self.value)
+        {
             self.penalty = PENALTY_EPOCHS;
         }
-        if self.is_active() == was_active {
+        (self.is_active() != was_active).then(|| self.switch())
+    }
+
+    /// The operator has state, and none of it is in memory yet: if rows wait for the job hints are wanted from the
+    /// beginning. `Some` as of an epoch.
+    pub fn begin(&mut self) -> Option<Option<Arc<Presence>>> {
+        if !self.shared.followed || !self.shared.is_behind.load(Ordering::Relaxed) {
             return None;
         }
+        self.left = KEPT_EPOCHS;
+        Some(self.switch())
+    }
+
+    fn switch(&mut self) -> Option<Arc<Presence>> {
         let presence = self.is_active().then(|| Arc::new(Presence::default()));
         self.account.set(presence.as_ref().map_or(0, |p| p.bytes()));
         self.shared.set(presence.clone());
-        Some(presence)
+        presence
+    }
+
+    /// Another place has other hints: what was counted before says nothing of it.
+    fn count(&mut self, reads: EpochReads) {
+        let changes = self.shared.changes();
+        if std::mem::replace(&mut self.changes, changes) != changes {
+            (self.hidden, self.unused) = (0.0, 0.0);
+        }
+        let late = reads.late.min(reads.used) as f64;
+        let hidden = reads.used as f64 - late * HALF;
+        self.hidden = self.hidden * DECAY + hidden;
+        self.unused = self.unused * DECAY + reads.unused as f64;
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use millrace_graph::lookahead::Place;
+
+    use super::super::slack::Spot;
     use super::*;
 
     fn activation() -> (Arc<OperatorLookahead>, Arc<MemoryGovernor>, Activation) {
         let shared = OperatorLookahead::new(&Arc::default());
         let governor = MemoryGovernor::new(1 << 30);
-        let activation = Activation::new(&shared, &governor);
+        let activation = Activation::new(&shared, &governor, VALUE);
         (shared, governor, activation)
     }
+
+    const VALUE: f64 = 1.0 / 9.0;
 
     #[test]
     fn hints_are_wanted_while_there_are_reads() {
@@ -171,7 +254,7 @@ mod tests {
     #[test]
     fn hints_in_vain_end_for_a_while() {
         let (shared, _, mut activation) = activation();
-        let in_vain = EpochReads { missed: 1, used: 1, unused: 10 };
+        let in_vain = EpochReads { missed: 1, used: 1, unused: 10, late: 0 };
         let epochs = (0..100).take_while(|_| {
             activation.epoch(in_vain);
             shared.is_active()
@@ -184,5 +267,42 @@ mod tests {
         }
         activation.epoch(EpochReads { missed: 5, ..EpochReads::default() });
         assert!(shared.is_active());
+    }
+
+    #[test]
+    fn a_tenth_in_vain_is_accepted_and_more_is_not() {
+        for (used, late, unused, stays) in
+            [(90, 0, 9, true), (90, 0, 11, false), (90, 30, 9, false)]
+        {
+            let (shared, _, mut activation) = activation();
+            for _ in 0..200 {
+                activation.epoch(EpochReads { missed: 1, used, late, unused });
+            }
+            assert_eq!(shared.is_active(), stays, "{unused} of {used}, {late} late");
+        }
+    }
+
+    #[test]
+    fn hints_in_vain_take_another_place_before_they_end() {
+        let spot = |place| Spot { is_own: true, place };
+        let side = Arc::new(Side::new(0, vec![spot(Place::Entry), spot(Place::Root)]));
+        let shared = OperatorLookahead::of_sides(&Arc::default(), vec![Arc::clone(&side)]);
+        let governor = MemoryGovernor::new(1 << 30);
+        let mut tasks = [0, 1].map(|_| Activation::new(&shared, &governor, VALUE));
+        let mut epochs = 0;
+        while side.active() == Some(spot(Place::Entry)) {
+            epochs += 1;
+            assert!(epochs < 20);
+            tasks[0].epoch(EpochReads { missed: 1, unused: 10, ..EpochReads::default() });
+        }
+        assert!(shared.is_active(), "at the other place");
+        // The other task has counted as much in vain, at the place that is left.
+        tasks[1].unused = 1_000.0;
+        tasks[1].epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        assert_eq!((side.active(), tasks[1].is_active()), (Some(spot(Place::Root)), true));
+        for _ in 0..20 {
+            tasks[0].epoch(EpochReads { missed: 1, unused: 10, ..EpochReads::default() });
+        }
+        assert!(!tasks[0].is_active(), "there is no third");
     }
 }

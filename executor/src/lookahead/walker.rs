@@ -93,12 +93,22 @@ impl Walker {
         self.routes.iter_mut().filter(|route| route.is_active())
     }
 
+    /// Gives keys to the operators that look at rows at their place; for the others it is only noted that they were there.
     async fn look(&mut self, announcement: &Announcement) {
+        let place = announcement.place;
+        if self.active_routes().any(|route| route.looks_at(place)) {
+            self.look_at_rows(announcement).await;
+        }
+        self.active_routes().for_each(|route| route.note(place, &announcement.due));
+    }
+
+    async fn look_at_rows(&mut self, announcement: &Announcement) {
+        let place = announcement.place;
         for rows in &announcement.rows {
             let Ok(rows) = rows.project(&self.columns) else { return };
             for at in (0..rows.num_rows()).step_by(STEP_ROWS) {
                 let part = rows.slice(at, STEP_ROWS.min(rows.num_rows() - at));
-                for route in self.active_routes() {
+                for route in self.active_routes().filter(|route| route.looks_at(place)) {
                     if let Err(error) = route.look(part.clone(), &announcement.due).await {
                         // The job's own rows will tell, if it is of any importance.
                         tracing::debug!(%error, "keys of rows could not be computed ahead");

@@ -1,0 +1,59 @@
+//! The inputs of operators that are looked ahead of, when a job starts.
+
+use std::sync::Arc;
+
+use millrace_graph::lookahead::{Lookahead, Place};
+
+use super::slack::{Side, Spot};
+
+/// A node: its fragment and its number there.
+type NodeId = (usize, usize);
+/// An operator, its input, and the leaf that brings its rows.
+type SideId = (NodeId, usize, NodeId);
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Sides(Vec<(SideId, Arc<Side>)>);
+
+impl Sides {
+    /// For lookaheads and the places of each. `is_own`: a lookahead is of the rows that its leaf reads.
+    pub fn new(
+        lookaheads: &[(Lookahead, Vec<Place>)],
+        is_own: impl Fn(&Lookahead) -> bool,
+    ) -> Sides {
+        let mut all: Vec<(SideId, Vec<Spot>)> = Vec::new();
+        for (l, places) in lookaheads {
+            let is_own = is_own(l);
+            let found = places.iter().map(|place| Spot { is_own, place: *place });
+            match all.iter_mut().find(|(known, _)| *known == id_of(l)) {
+                Some((_, known)) => {
+                    let new: Vec<Spot> = found.filter(|spot| !known.contains(spot)).collect();
+                    known.extend(new);
+                }
+                None => all.push((id_of(l), found.collect())),
+            }
+        }
+        let side = |(id, mut spots): (SideId, Vec<Spot>)| {
+            // What a relation is made of is seen before it.
+            spots.sort_by_key(|spot| spot.is_own);
+            (id, Arc::new(Side::new(id.1, spots)))
+        };
+        Sides(all.into_iter().map(side).collect())
+    }
+
+    /// Of one operator.
+    pub fn of_node(&self, node: NodeId) -> Vec<Arc<Side>> {
+        let of_node = self.0.iter().filter(|((id, ..), _)| *id == node);
+        of_node.map(|(_, side)| Arc::clone(side)).collect()
+    }
+
+    /// That of a lookahead.
+    pub fn of(&self, lookahead: &Lookahead) -> Option<Arc<Side>> {
+        let found = self.0.iter().find(|(id, _)| *id == id_of(lookahead))?;
+        Some(Arc::clone(&found.1))
+    }
+}
+
+fn id_of(lookahead: &Lookahead) -> SideId {
+    ((lookahead.fragment, lookahead.node), lookahead.port, lookahead.leaf)
+}
