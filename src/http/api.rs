@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use millrace_common::{RelationId, SqlError};
 use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, SourceRow};
+use millrace_executor::stats::OperatorStats;
 use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
@@ -156,7 +157,8 @@ fn job_json(
             json!({"id": format!("{}.{}", o.fragment, o.node), "name": o.name,
                    "rows_in": o.rows_in, "rows_out": o.rows_out, "state_bytes": o.state_bytes,
                    "cache_hits": o.cache_hits, "cache_misses": o.cache_misses,
-                   "parked_rows": o.parked_rows, "fetch_rounds": o.fetch_rounds})
+                   "parked_rows": o.parked_rows, "fetch_rounds": o.fetch_rounds,
+                   "lookahead": lookahead(o)})
         })
         .collect();
     let tables: Vec<Value> = j
@@ -178,6 +180,24 @@ fn job_json(
 }
 
 /// The operators of a relation's job and what feeds what.
+/// What became of keys that were announced to an operator; nothing if none could be and no row has waited.
+fn lookahead(o: &OperatorStats) -> Option<Value> {
+    let (l, m) = (&o.lookahead, &o.measures);
+    let places = m.places();
+    if places.is_empty() && l.missed == 0 {
+        return None;
+    }
+    Some(json!({
+        "place": places.join(", "), "places": m.candidates().join(", "), "active": l.active > 0,
+        "hinted": l.hinted, "resident": l.resident, "in_time": l.in_time, "late": l.late,
+        "absent": l.absent, "unused": l.unused, "dropped": l.dropped, "demand": l.missed,
+        "slack_us": m.slack(), "read_us": m.reads.slowest,
+        "epochs": m.reads.epochs, "without_demand": m.reads.without_demand,
+        "requests_ahead": m.ahead_requests, "requests_demand": m.demand_requests,
+        "dollars": m.dollars_per_million_rows(o.rows_in),
+    }))
+}
+
 pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
     let catalog = sources.frontend.cluster.catalog();
     let Some(relation) = catalog.by_id(id).filter(|r| !r.graph.is_empty()) else {

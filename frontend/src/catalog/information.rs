@@ -7,10 +7,10 @@ use millrace_common::settings::SETTINGS;
 use millrace_common::{RelationId, SqlType};
 use millrace_rpc::catalog::Relation;
 
-use super::SystemTables;
 use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
+use super::{SystemTables, lookahead};
 use crate::cluster::SourceRow;
 use crate::ddl::drop::noun;
 use crate::ddl::show::{told_jobs, waits_for};
@@ -167,7 +167,7 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "source_splits" => source_splits(t),
         "settings" => settings(t),
         "state_tables" => state_tables(t),
-        "lookahead" => lookahead(t),
+        "lookahead" => lookahead::table(t),
         "relations" => relations(t),
         _ => None,
     }
@@ -280,36 +280,6 @@ fn state_tables(t: &SystemTables) -> Option<RecordBatch> {
                 relation_name: &r.name, is_result: id == r.first_table_id,
                 kept_since: bound.map(|(_, us)| instant(*us)), name: held.map(|t| t.name.as_str()),
                 entries: held.map(|t| t.entries as i64), bytes: held.map(|t| t.bytes() as i64));
-        }
-    }
-    rows.finish()
-}
-
-/// Operators whose keys are announced, or that have read state with rows waiting.
-fn lookahead(t: &SystemTables) -> Option<RecordBatch> {
-    let mut rows = Rows::new(
-        "relation_id:o schema_name:n relation_name:n fragment:i node:i operator:t place:t active:b hinted:i resident:i prefetched:i in_time:i late:i absent:i unused:i dropped:i stale:i demand:i",
-    );
-    for j in t.shared.cluster.jobs() {
-        let Some(r) = t.catalog().by_id(j.relation) else { continue };
-        for o in &j.operators {
-            let l = &o.lookahead;
-            let place = match (l.at_entry, l.at_root) {
-                (true, true) => Some("entry, root"),
-                (true, false) => Some("entry"),
-                (false, true) => Some("root"),
-                (false, false) => None,
-            };
-            if place.is_none() && l.missed == 0 {
-                continue;
-            }
-            row!(rows; relation_id: j.relation, schema_name: &r.schema, relation_name: &r.name,
-                fragment: o.fragment as i64, node: o.node as i64, operator: o.name.as_str(),
-                place: place, active: l.active > 0,
-                hinted: l.hinted as i64, resident: l.resident as i64,
-                prefetched: l.prefetched as i64, in_time: l.in_time as i64, late: l.late as i64,
-                absent: l.absent as i64, unused: l.unused as i64, dropped: l.dropped as i64,
-                stale: l.stale as i64, demand: l.missed as i64);
         }
     }
     rows.finish()

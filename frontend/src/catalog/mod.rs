@@ -10,6 +10,7 @@ pub mod columns;
 mod expanded;
 pub mod functions;
 pub mod information;
+mod lookahead;
 pub mod objects;
 pub mod pg;
 pub mod procedures;

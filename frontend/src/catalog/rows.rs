@@ -27,6 +27,7 @@ pub enum Cell {
     Null,
     Bool(bool),
     Int(i64),
+    Float(f64),
     Text(String),
     Ints(Vec<i64>),
     Texts(Vec<String>),
@@ -44,6 +45,7 @@ cell_from! {
     &String => |v: &String| Cell::Text(v.clone()),
     bool => Cell::Bool,
     i64 => Cell::Int,
+    f64 => Cell::Float,
     i32 => |v| Cell::Int(i64::from(v)),
     i16 => |v| Cell::Int(i64::from(v)),
     u32 => |v| Cell::Int(i64::from(v)),
@@ -107,7 +109,7 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
         'i' | 'o' | 'r' => Arc::new(ints().collect::<Int64Array>()),
         'z' => Arc::new(ints().collect::<TimestampMicrosecondArray>().with_timezone("UTC")),
         'f' => Arc::new(ints().map(|i| i.map(|i| i as f32)).collect::<Float32Array>()),
-        'g' => Arc::new(ints().map(|i| i.map(|i| i as f64)).collect::<Float64Array>()),
+        'g' => Arc::new(cells.iter().map(float).collect::<Float64Array>()),
         'a' => {
             let mut b = ListBuilder::new(StringBuilder::new());
             for cell in cells {
@@ -122,6 +124,14 @@ pub fn array(kind: char, cells: &[Cell]) -> ArrayRef {
         'l' => lists::<Int32Type>(cells, |i| i32::try_from(i).ok()),
         'w' => lists::<Int64Type>(cells, Some),
         _ => Arc::new(texts().collect::<StringArray>()),
+    }
+}
+
+fn float(cell: &Cell) -> Option<f64> {
+    match cell {
+        Cell::Float(f) => Some(*f),
+        Cell::Int(i) => Some(*i as f64),
+        _ => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! EXPLAIN of queries, of CREATE MATERIALIZED VIEW, and of running jobs.
 
 pub mod form;
+mod lookahead;
 
 use std::any::Any;
 use std::iter::repeat;
@@ -9,7 +10,7 @@ use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
 use datafusion::logical_expr::LogicalPlan;
 use millrace_common::{RelationId, SqlError, SqlState};
-use millrace_executor::stats::{LookaheadStats, OperatorStats};
+use millrace_executor::stats::OperatorStats;
 use millrace_functions::tree::Walk;
 use millrace_graph::JobGraph;
 use millrace_graph::codec::decode_graph;
@@ -165,7 +166,6 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
                 display::count(o.fetch_rounds)
             );
         }
-        line += &lookahead(&o.lookahead);
         if o.parked_rows > 0 {
             line += &format!(", {} rows parked", display::count(o.parked_rows));
         }
@@ -175,6 +175,7 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
     for t in &job.tables {
         lines.push(format!(
             "  {}: {} in memory, {} stored, {} entries",
+        lines.extend(lookahead::lines(o).into_iter().map(|line| format!("    {line}")));
             t.name,
             display::bytes(t.memory_bytes),
             display::bytes(t.stored_bytes),
@@ -182,21 +183,6 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
         ));
     }
     lines
-}
-
-/// What became of keys that were announced to an operator, if any were.
-fn lookahead(of: &LookaheadStats) -> String {
-    if of.hinted + of.dropped == 0 {
-        return String::new();
-    }
-    format!(
-        "; {} keys hinted, {} read ahead: {} in time, {} late, {} unused",
-        display::count(of.hinted),
-        display::count(of.prefetched),
-        display::count(of.in_time),
-        display::count(of.late),
-        display::count(of.unused)
-    )
 }
 
 async fn explain_sql(

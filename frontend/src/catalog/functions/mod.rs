@@ -151,7 +151,7 @@ fn int(args: &[Cell], i: usize) -> Result<Option<i64>, SqlError> {
         None | Some(Cell::Null) => Ok(None),
         Some(Cell::Int(v)) => Ok(Some(*v)),
         Some(Cell::Text(t)) => number(t).map(Some),
-        Some(Cell::Bool(_) | Cell::Ints(_) | Cell::Texts(_)) => {
+        Some(Cell::Bool(_) | Cell::Float(_) | Cell::Ints(_) | Cell::Texts(_)) => {
             let message = "a number is wanted where the function is given another value";
             Err(SqlError::new(SqlState::UNDEFINED_FUNCTION, message))
         }

@@ -68,6 +68,7 @@ fn any_eq(args: &[Cell]) -> Option<bool> {
         Cell::Null | Cell::Ints(_) | Cell::Texts(_) => return None,
         Cell::Bool(b) => (if *b { "true" } else { "false" }).to_owned(),
         Cell::Int(i) => i.to_string(),
+        Cell::Float(f) => f.to_string(),
         Cell::Text(t) => t.clone(),
     };
     match args.get(1)? {

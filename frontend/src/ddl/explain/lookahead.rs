@@ -1,0 +1,123 @@
+//! What EXPLAIN ANALYZE tells of an operator's lookahead.
+
+use std::time::Duration;
+
+use millrace_executor::lookahead::slack::{ReadTimes, SideSlack};
+use millrace_executor::stats::{LookaheadStats, OperatorStats};
+use millrace_storage::object::GET_DOLLARS_PER_MILLION;
+
+use crate::display;
+
+/// Lines below an operator's own; none if it reads no state from the store.
+pub fn lines(o: &OperatorStats) -> Vec<String> {
+    let m = &o.measures;
+    let mut lines: Vec<String> = keys(&o.lookahead).into_iter().collect();
+    lines.extend(m.sides.iter().filter_map(side));
+    lines.extend(reads(&m.reads));
+    let requests = m.demand_requests + m.ahead_requests;
+    if let Some(dollars) = m.dollars_per_million_rows(o.rows_in).filter(|_| requests > 0) {
+        lines.push(format!(
+            "store requests: {} ahead of rows, {} for rows; ${dollars:.4} for a million rows at ${GET_DOLLARS_PER_MILLION:.2} for a million requests (S3 Standard)",
+            display::count(m.ahead_requests),
+            display::count(m.demand_requests)
+        ));
+    }
+    lines
+}
+
+/// What became of keys that were announced, and how many rows have waited for.
+fn keys(of: &LookaheadStats) -> Option<String> {
+    if of.hinted + of.resident + of.dropped + of.missed == 0 {
+        return None;
+    }
+    let count = display::count;
+    Some(format!(
+        "lookahead: {} keys hinted; {} resident, {} read ahead ({} in time, {} late, {} absent, {} unused), {} dropped; {} waited for",
+        count(of.hinted),
+        count(of.resident),
+        count(of.prefetched),
+        count(of.in_time),
+        count(of.late),
+        count(of.absent),
+        count(of.unused),
+        count(of.dropped),
+        count(of.missed)
+    ))
+}
+
+/// The lead of an input's hints, at the place in use first.
+fn side(of: &SideSlack) -> Option<String> {
+    let in_use = of.in_use()?;
+    let others = of.spots.iter().filter(|spot| *spot != in_use);
+    let mut places = Vec::new();
+    for spot in std::iter::once(in_use).chain(others) {
+        let [Some(p1), Some(p50), Some(p99)] = spot.quantiles else { continue };
+        let of_spot = [p1, p50, p99].map(micros).join(", ");
+        let word = if spot == in_use { "in use" } else { "not in use" };
+        places.push(format!("{} ({word}) {of_spot}", spot.spot.name()));
+    }
+    let head = format!("input {} at {}", of.port, in_use.spot.name());
+    (!places.is_empty())
+        .then(|| format!("{head}: slack (p1, p50, p99) of {}", places.join("; of ")))
+}
+
+fn reads(of: &ReadTimes) -> Option<String> {
+    let met = of.without_demand?;
+    let mut line = format!(
+        "{:.1} % of the last {} epochs without rows that wait",
+        met * 100.0,
+        display::count(of.epochs as u64)
+    );
+    if let [Some(p50), Some(p90), Some(p99)] = of.slowest {
+        let times = [p50, p90, p99].map(micros).join(", ");
+        line += &format!("; their slowest read (p50, p90, p99) {times}");
+    }
+    Some(line)
+}
+
+fn micros(us: i64) -> String {
+    let sign = if us < 0 { "-" } else { "" };
+    format!("{sign}{}", display::duration(Duration::from_micros(us.unsigned_abs())))
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_executor::lookahead::slack::{Spot, SpotSlack};
+    use millrace_executor::stats::LookaheadMeasures;
+    use millrace_graph::lookahead::Place;
+
+    use super::*;
+
+    #[test]
+    fn an_operator_tells_its_keys_its_lead_its_reads_and_their_cost() {
+        let slack = |place, p1| SpotSlack {
+            spot: Spot { is_own: true, place },
+            epochs: 3,
+            quantiles: [p1, 9_000, 12_345].map(Some),
+        };
+        let spots = vec![slack(Place::Entry, -40), slack(Place::Root, 4_000)];
+        let reads = ReadTimes {
+            epochs: 200,
+            without_demand: Some(0.985),
+            slowest: [500, 3_000, 7_000].map(Some),
+        };
+        let measures = LookaheadMeasures {
+            sides: vec![SideSlack { port: 1, active: 1, spots }],
+            reads,
+            demand_requests: 20,
+            ahead_requests: 80,
+        };
+        let keys = LookaheadStats { hinted: 1_000, in_time: 90, missed: 7, ..Default::default() };
+        let o = OperatorStats { rows_in: 10_000, lookahead: keys, measures, ..Default::default() };
+        assert_eq!(
+            lines(&o),
+            [
+                "lookahead: 1,000 keys hinted; 0 resident, 0 read ahead (90 in time, 0 late, 0 absent, 0 unused), 0 dropped; 7 waited for",
+                "input 1 at root: slack (p1, p50, p99) of root (in use) 4.0 ms, 9.0 ms, 12.3 ms; of entry (not in use) -40 µs, 9.0 ms, 12.3 ms",
+                "98.5 % of the last 200 epochs without rows that wait; their slowest read (p50, p90, p99) 500 µs, 3.0 ms, 7.0 ms",
+                "store requests: 80 ahead of rows, 20 for rows; $0.0040 for a million rows at $0.40 for a million requests (S3 Standard)",
+            ]
+        );
+        assert!(lines(&OperatorStats::default()).is_empty());
+    }
+}
