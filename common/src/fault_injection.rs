@@ -23,6 +23,7 @@ pub const BUGS: &[(&str, &str)] = &[
     ("early-part-lost", "a commit forgets the first part of an epoch that was written early"),
     ("rows-under-one-key", "NOT IN stores rows as if its column told them apart"),
     ("set-aside-lost", "a piece of a keyed relation's change that is set aside is forgotten"),
+    ("leaf-reads-uncommitted", "a leaf emits rows that are announced and not committed"),
 ];
 
 /// Bugs in what is read ahead of rows. Only tests that send hints reach them: the operators' own.
@@ -36,6 +37,12 @@ pub const PREFETCH_BUGS: &[(&str, &str)] = &[
     (
         "blind-write-during-prefetch-lost",
         "a row that is written while its key is read ahead is missing from the entry",
+    ),
+    ("read-before-raised-bound", "what was read before a bound was raised is taken in as it was"),
+    ("due-entry-evicted-first", "entries that rows are expected for leave a cache before others"),
+    (
+        "evicted-dirty-entry-read",
+        "an entry leaves with changes that are not written, and is read again",
     ),
 ];
 
