@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use hashbrown::HashTable;
 use millrace_common::Vnode;
+use millrace_common::fault_injection::is_planted;
 
 use super::eviction_queue::EvictionQueue;
 use super::keys::{ChunkKeys, KeyBytes};
@@ -54,7 +55,7 @@ const PREFETCHING: u8 = 64;
 const DUE: u8 = 128;
 
 /// Bytes an entry costs beside its key and content.
-const ENTRY_BYTES: usize = 88;
+pub const ENTRY_BYTES: usize = 88;
 
 /// The queue may have this many outdated entries beside two for each slot before it is made anew.
 const OUTDATED: usize = 1_024;
@@ -77,6 +78,8 @@ pub struct KeyTable {
     /// Clock's place at the end of the ring.
     hand: u64,
     bytes: usize,
+    /// Of entries that are due.
+    due_bytes: usize,
     complete: bool,
     dirty: Vec<Slot>,
     /// Where walkers see what is resident, while they want to.
@@ -109,6 +112,7 @@ impl KeyTable {
             policy,
             hand: 0,
             bytes: 0,
+            due_bytes: 0,
             complete,
             dirty: Vec::new(),
             presence: None,
@@ -139,6 +143,11 @@ impl KeyTable {
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Bytes of entries that are due.
+    pub fn due_bytes(&self) -> usize {
+        self.due_bytes
     }
 
     pub fn is_complete(&self) -> bool {
@@ -187,7 +196,17 @@ impl KeyTable {
     }
 
     pub fn set_due(&mut self, slot: Slot, is: bool) {
+        match (self.is_due(slot), is) {
+            (false, true) => self.due_bytes += self.bytes_of(slot),
+            (true, false) => self.due_bytes -= self.bytes_of(slot),
+            _ => {}
+        }
         self.set(slot, DUE, is);
+    }
+
+    fn bytes_of(&self, slot: Slot) -> usize {
+        let s = slot as usize;
+        ENTRY_BYTES + self.keys[s].heap_size() + self.sizes[s] as usize
     }
 
     fn set(&mut self, slot: Slot, flag: u8, is: bool) {
@@ -397,6 +416,9 @@ impl KeyTable {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let size = std::mem::replace(&mut self.sizes[slot as usize], bytes);
         self.bytes = self.bytes - size as usize + bytes as usize;
+        if self.is_due(slot) {
+            self.due_bytes = self.due_bytes - size as usize + bytes as usize;
+        }
     }
 
     #[inline]
@@ -410,6 +432,8 @@ impl KeyTable {
     pub fn evict(&mut self, target: usize, mut release: impl FnMut(Slot) -> bool) -> usize {
         let mut evicted = 0;
         let (mut pinned, mut due) = (Vec::new(), Vec::new());
+        let dirty = if is_planted("evicted-dirty-entry-read") { 0 } else { DIRTY };
+        let pins = FETCHING | PREFETCHING | dirty;
         // Every entry may be seen twice: once where it was, once where it belongs.
         let mut left = self.queue.len() * 2;
         while self.bytes > target && left > 0 {
@@ -426,9 +450,9 @@ impl KeyTable {
             }
             if self.renews(slot, place) {
                 self.enqueue(slot);
-            } else if flags & (FETCHING | DIRTY | PREFETCHING) != 0 {
+            } else if flags & pins != 0 {
                 pinned.push(slot);
-            } else if flags & DUE != 0 || self.is_seen_coming(slot) {
+            } else if self.is_expected(slot) {
                 due.push(slot);
             } else {
                 self.evict_one(slot, &mut release);
@@ -453,6 +477,12 @@ impl KeyTable {
             self.complete = false;
         }
         self.remove(slot);
+    }
+
+    /// Whether rows of an entry are expected: it leaves after others.
+    fn is_expected(&self, slot: Slot) -> bool {
+        let is = self.is_due(slot) || self.is_seen_coming(slot);
+        is != is_planted("due-entry-evicted-first")
     }
 
     /// Whether a walker has seen rows of an entry coming.
@@ -480,7 +510,8 @@ impl KeyTable {
         if let Some(presence) = &self.presence {
             presence.clear(self.hashes[s]);
         }
-        self.bytes -= ENTRY_BYTES + self.keys[s].heap_size() + self.sizes[s] as usize;
+        self.set_due(slot, false);
+        self.bytes -= self.bytes_of(slot);
         self.keys[s] = KeyBytes::new(&[]);
         self.flags[s] &= QUEUED;
         self.sizes[s] = 0;

@@ -1,8 +1,8 @@
 //! Which entries of a cache rows are expected for, and by when (docs/design.md §8).
 //!
-//! A hint marks entries as *due* at the epoch that brings its rows. The mark is taken away by the first row, or when
-//! the operator has passed the barrier of that epoch. The keys of a hint share their due epoch, so a barrier looks at
-//! hints and not at keys.
+//! A hint marks entries as *due* at the epoch that brings its rows; of several epochs the latest counts. The mark is taken
+//! away by the first row at the input that was announced, or when the operator has passed the barrier of that epoch. The
+//! keys of a hint share their due epoch, so a barrier looks at hints and not at keys.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,19 @@ const MAX_BARRIERS: u64 = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DueMark {
     hint: u64,
-    /// The entry was read ahead; else it was in memory when the hint came.
+    /// The entry was read ahead, and no row has used it; else it was in memory when the hint came.
     pub is_read: bool,
+    /// Inputs at which rows are expected, as bits.
+    ports: u8,
+}
+
+/// What a row has made of a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// It is the first one that uses what was read ahead.
+    pub is_used: bool,
+    /// Rows are not expected any more.
+    pub is_over: bool,
 }
 
 struct DueHint {
@@ -48,15 +59,20 @@ impl DueMarks {
         self.of.is_empty()
     }
 
-    /// Entries that a hint has marked.
-    pub fn mark(&mut self, due: &Due, slots: Vec<(Slot, bool)>) {
+    /// Entries that a hint has marked for rows at an input.
+    pub fn mark(&mut self, due: &Due, port: usize, slots: Vec<(Slot, bool)>) {
         if slots.is_empty() {
             return;
         }
         self.number += 1;
         for &(slot, is_read) in &slots {
-            let mark = self.of.entry(slot).or_insert(DueMark { hint: self.number, is_read });
-            *mark = DueMark { hint: self.number, is_read: mark.is_read || is_read };
+            let none = DueMark { hint: 0, is_read: false, ports: 0 };
+            let mark = self.of.entry(slot).or_insert(none);
+            if !is_later(&self.hints, mark.hint, due) {
+                mark.hint = self.number;
+            }
+            mark.is_read |= is_read;
+            mark.ports |= 1 << port;
         }
         self.hints.push_back(DueHint {
             number: self.number,
@@ -70,7 +86,19 @@ impl DueMarks {
         self.of.contains_key(&slot)
     }
 
-    /// A row has come for an entry, or it leaves: its mark.
+    /// A row has come for an entry at an input. `None`: none was expected there.
+    pub fn touch(&mut self, slot: Slot, port: usize) -> Option<Touched> {
+        let mark = self.of.get_mut(&slot).filter(|mark| mark.ports & 1 << port != 0)?;
+        mark.ports &= !(1 << port);
+        let is_used = std::mem::take(&mut mark.is_read);
+        let is_over = mark.ports == 0;
+        if is_over {
+            self.of.remove(&slot);
+        }
+        Some(Touched { is_used, is_over })
+    }
+
+    /// An entry leaves: its mark.
     pub fn take(&mut self, slot: Slot) -> Option<DueMark> {
         self.of.remove(&slot)
     }
@@ -95,6 +123,13 @@ impl DueMarks {
     }
 }
 
+/// Whether a hint is known to be due after an epoch.
+fn is_later(hints: &VecDeque<DueHint>, hint: u64, due: &Due) -> bool {
+    let known = hints.binary_search_by_key(&hint, |h| h.number).ok().and_then(|i| hints.get(i));
+    let epochs = known.and_then(|h| h.due.epoch()).zip(due.epoch());
+    epochs.is_some_and(|(known, new)| known > new)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,22 +141,39 @@ mod tests {
     #[test]
     fn marks_go_with_the_barrier_of_the_latest_epoch() {
         let mut marks = DueMarks::default();
-        marks.mark(&Due::at(10), vec![(1, true), (2, true), (3, false)]);
-        marks.mark(&Due::at(20), vec![(2, false)]);
+        marks.mark(&Due::at(10), 0, vec![(1, true), (2, true), (3, false)]);
+        marks.mark(&Due::at(20), 0, vec![(2, false)]);
         assert_eq!(marks.len(), 3);
         assert!(marks.take(3).is_some_and(|mark| !mark.is_read) && marks.take(3).is_none());
         assert_eq!(slots(marks.pass(9)), []);
         assert_eq!(slots(marks.pass(15)), [(1, true)]);
         assert_eq!(slots(marks.pass(20)), [(2, true)], "that it was read ahead is not forgotten");
         assert!(marks.is_empty() && marks.hints.is_empty());
+        // Whatever the order in which they are announced.
+        marks.mark(&Due::at(20), 0, vec![(1, true)]);
+        marks.mark(&Due::at(10), 0, vec![(1, true)]);
+        assert_eq!((slots(marks.pass(15)), slots(marks.pass(20))), (vec![], vec![(1, true)]));
+    }
+
+    #[test]
+    fn a_row_takes_the_mark_of_its_own_input_only() {
+        let mut marks = DueMarks::default();
+        marks.mark(&Due::at(10), 0, vec![(1, true)]);
+        assert_eq!(marks.touch(1, 1), None, "none was expected there");
+        marks.mark(&Due::at(10), 1, vec![(1, false)]);
+        let touched = |is_used, is_over| Some(Touched { is_used, is_over });
+        assert_eq!(marks.touch(1, 0), touched(true, false));
+        assert_eq!((marks.touch(1, 0), marks.has(1)), (None, true));
+        assert_eq!(marks.touch(1, 1), touched(false, true), "it was used before");
+        assert!(marks.is_empty());
     }
 
     #[test]
     fn an_epoch_that_is_never_told_holds_no_mark_for_ever() {
         let mut marks = DueMarks::default();
         let (told, due) = (Due::default(), Due::default());
-        marks.mark(&told, vec![(1, true)]);
-        marks.mark(&due, vec![(2, true)]);
+        marks.mark(&told, 0, vec![(1, true)]);
+        marks.mark(&due, 0, vec![(2, true)]);
         assert_eq!(slots(marks.pass(1)), []);
         // The rows will never be committed.
         told.resolve(1);

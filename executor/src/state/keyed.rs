@@ -9,24 +9,32 @@
 //! Invariants: a row is parked only while its key is being fetched; a key is fetched once at a time; entries
 //! that are being fetched or read ahead, or are dirty, stay.
 
-use arrow::array::{Array, BinaryArray, UInt32Array};
+use arrow::array::{ArrayRef, BinaryArray, UInt32Array};
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_storage::{Found, Lookup};
+use tokio::time::Instant;
 
 use super::cache::Probe;
 use super::due::DueMarks;
 use super::gate::Ready;
 use super::keys::{ChunkKeys, KeyReader, storage_keys};
 use super::limits::Limits;
+use super::prefetch_budget::PrefetchBudget;
 use super::{Answers, Divide, KeyGate, KeyTable, Reads, Slot, Stamps};
 use crate::error::ExecError;
 use crate::lookahead::operator::{Activation, EpochReads};
-use crate::operators::{Env, times_of};
+use crate::lookahead::slack::EpochNotes;
+use crate::operators::Env;
 
+mod chains;
+mod closed;
 mod hints;
 mod invariants;
+mod notes;
 
-pub use hints::MAX_ROWS;
+use self::chains::Chains;
+#[cfg(test)]
+pub use hints::{MAX_BYTES, MAX_ROWS};
 
 /// State tables that one entry is read from at most.
 pub const TABLES: usize = 2;
@@ -38,6 +46,10 @@ pub type Missing = [bool; TABLES];
 pub trait Entries {
     /// An entry may be resident without the rows of one of its tables; [`Entries::missing`] tells.
     const IS_PARTIAL: bool = false;
+
+    /// Rows that need nothing of an entry may be written while it is read ahead: they are noted beside it, so that what
+    /// comes is what was read and the rows noted since it was asked. Else such a row makes the read stale.
+    const TAKES_NOTES: bool = false;
 
     /// Makes room for slots below `capacity`.
     fn ensure(&mut self, capacity: usize);
@@ -58,6 +70,11 @@ pub trait Entries {
         self.read(table, keys)
     }
 
+    /// What is read ahead from a table for an entry will not be taken in: lets go of the rows noted meanwhile.
+    fn forget_notes(&mut self, table: usize, slot: Slot) {
+        let _ = (table, slot);
+    }
+
     /// What was read ahead without the rows that the table's retention has dropped since.
     fn within_bound(&self, table: usize, found: Found) -> Result<Found, ExecError> {
         let _ = table;
@@ -71,6 +88,19 @@ pub trait Entries {
     fn complete(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
         let _ = slots;
         Ok(())
+    }
+
+    /// The rows that a row of this port meets under the keys of entries, as far as they are in memory, at most `limit`
+    /// under each: by position the entries, and these columns of the rows.
+    fn met(
+        &self,
+        port: usize,
+        slots: &[Slot],
+        limit: usize,
+        columns: &[usize],
+    ) -> Result<(Vec<u32>, Vec<ArrayRef>), ExecError> {
+        let _ = (port, slots, limit, columns);
+        Ok((Vec::new(), Vec::new()))
     }
 
     /// Nothing is stored for the key of an entry.
@@ -98,12 +128,14 @@ pub trait Entries {
 pub struct Request {
     table: usize,
     slots: Vec<Slot>,
+    /// When it was asked; `None`: it was answered from memory.
+    asked: Option<Instant>,
 }
 
 impl Divide for Request {
     fn divide(&self, asked: &[u32]) -> Request {
         let slots = asked.iter().map(|&i| self.slots[i as usize]).collect();
-        Request { table: self.table, slots }
+        Request { slots, ..*self }
     }
 }
 
@@ -119,12 +151,20 @@ pub struct KeyedState<E> {
     outstanding: Vec<u8>,
     /// Entries that rows are expected for.
     due: DueMarks,
+    budget: PrefetchBudget,
+    /// Rows of hints that wait for entries.
+    chains: Chains,
     activation: Activation,
     epoch_reads: EpochReads,
+    notes: EpochNotes,
     stamps: Stamps,
     limits: Limits,
     /// Of a key column: keys below are never asked for again.
     closed: Option<(usize, i64)>,
+    /// By port, in microseconds: rows of an earlier event time are late, or older than what is kept.
+    floors: Vec<i64>,
+    /// The last epoch that has ended.
+    passed: u64,
     /// Keys below have left.
     swept: i64,
     /// Slots of a chunk that is done with.
@@ -137,24 +177,34 @@ pub struct KeyedState<E> {
 impl<E: Entries> KeyedState<E> {
     /// `readers`: of the keys of each port. `is_empty`: nothing is stored.
     pub fn new(entries: E, readers: Vec<KeyReader>, is_empty: bool, env: &Env) -> KeyedState<E> {
-        KeyedState {
+        env.metrics.lookahead.epochs.join();
+        let mut state = KeyedState {
             keys: KeyTable::new(env.options.eviction, is_empty),
             entries,
+            floors: vec![i64::MIN; readers.len()],
             readers,
             gate: KeyGate::new(),
             reads: Reads::default(),
             outstanding: Vec::new(),
             due: DueMarks::default(),
-            activation: Activation::new(&env.lookahead, &env.governor),
+            budget: PrefetchBudget::new(env.options.prefetch_requests, env.options.prefetch_bytes),
+            chains: Chains::default(),
+            activation: Activation::new(&env.lookahead, &env.governor, env.options.lookahead_value),
             epoch_reads: EpochReads::default(),
+            notes: EpochNotes::default(),
             stamps: Stamps::new(&env.event_time),
             limits: Limits::new(env),
             closed: None,
+            passed: env.restored.0.max(1),
             swept: i64::MIN,
             scratch: Vec::new(),
             unchecked: 0,
             env: env.clone(),
+        };
+        if !is_empty && let Some(presence) = state.activation.begin() {
+            state.keys.set_presence(presence);
         }
+        state
     }
 
     /// The same, where nothing stays in memory from epoch to epoch: without a share of the memory for caches.
@@ -172,6 +222,7 @@ impl<E: Entries> KeyedState<E> {
         port: usize,
         chunk: &DeltaChunk,
     ) -> Result<(Vec<Slot>, Probe), ExecError> {
+        self.note_rows(port);
         let keys = self.readers[port].read(&chunk.batch)?;
         let stamps = self.stamps.of(port, chunk);
         let mut slots = std::mem::take(&mut self.scratch);
@@ -179,7 +230,7 @@ impl<E: Entries> KeyedState<E> {
         let probe = self.keys.probe(&keys, None, &stamps, &mut slots);
         self.grow();
         if !self.due.is_empty() {
-            self.touch(&slots);
+            self.touch(port, &slots);
         }
         Ok((slots, probe))
     }
@@ -281,7 +332,8 @@ impl<E: Entries> KeyedState<E> {
         let (known, mut any_answered) = self.request_once(port, slots, &weight)?;
         self.env.metrics.cache_hits.add(known);
         // The first row of a key has asked for itself only: where it was answered at once, others may need more. (Rows
-        // that are parked ask again when they are freed.) What is read ahead and was not asked for is overtaken now.
+        // that are parked ask again when they are freed.) What is read ahead and was not asked for is overtaken now,
+        // unless rows are noted beside it.
         while E::IS_PARTIAL && any_answered {
             (_, any_answered) = self.request_once(port, slots, &weight)?;
         }
@@ -334,8 +386,11 @@ impl<E: Entries> KeyedState<E> {
             self.env.metrics.cache_misses.add(slots.len() as u64);
             let keys = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.entries.read(table, keys);
+            let lookup = lookup.counted(&self.env.metrics.lookahead.demand_requests);
             let asked = slots.len() as u64;
-            match self.reads.demand.submit_divided(Request { table, slots }, lookup)? {
+            let began = lookup.is_pending().then(|| self.env.clock.now());
+            let request = Request { table, slots, asked: began };
+            match self.reads.demand.submit_divided(request, lookup)? {
                 Some(answer) => answered.push(answer),
                 None => {
                     self.env.metrics.fetch_rounds.add(1);
@@ -354,7 +409,8 @@ impl<E: Entries> KeyedState<E> {
     /// Takes in answers; the entries that have all that was asked for.
     fn load(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Slot>, ExecError> {
         let mut complete = Vec::new();
-        for (Request { table, slots }, found) in answers {
+        for (Request { table, slots, asked }, found) in answers {
+            asked.into_iter().for_each(|asked| self.note_read(asked));
             self.entries.load(table, &slots, &found)?;
             for slot in slots {
                 let outstanding = &mut self.outstanding[slot as usize];
@@ -368,6 +424,7 @@ impl<E: Entries> KeyedState<E> {
         for &slot in &complete {
             self.set_resident(slot);
         }
+        self.follow(&complete)?;
         Ok(complete)
     }
 
@@ -514,49 +571,9 @@ impl<E: Entries> KeyedState<E> {
         self.limits.unpinned();
     }
 
-    /// Keys whose column `at` is below the bound are never asked for again.
-    pub fn close(&mut self, at: usize, bound: i64) {
-        self.closed = Some((at, bound));
-    }
-
-    /// Entries of closed keys leave. At a barrier, when nothing is dirty.
-    pub fn sweep(&mut self) -> Result<(), ExecError> {
-        let Some((at, bound)) = self.closed.filter(|(_, bound)| *bound > self.swept) else {
-            return Ok(());
-        };
-        self.swept = bound;
-        for slot in self.closed_keys(at, bound)? {
-            self.remove(slot);
-        }
-        Ok(())
-    }
-
-    fn closed_keys(&self, at: usize, bound: i64) -> Result<Vec<Slot>, ExecError> {
-        let known = |&s: &Slot| !self.keys.is_fetching(s);
-        self.below(self.keys.slots().filter(known).collect(), at, bound)
-    }
-
-    /// Those whose key's column `at` is below the bound.
-    fn below(&self, mut slots: Vec<Slot>, at: usize, bound: i64) -> Result<Vec<Slot>, ExecError> {
-        if slots.is_empty() {
-            return Ok(slots);
-        }
-        let columns = self.readers[0].codec().decode(slots.iter().map(|&s| self.keys.key(s)))?;
-        let Some(times) = columns.get(at) else { return Ok(Vec::new()) };
-        let times = times_of(times)?;
-        let mut row = 0;
-        slots.retain(|_| {
-            row += 1;
-            times.is_valid(row - 1) && times.value(row - 1) < bound
-        });
-        Ok(slots)
-    }
-
     /// An entry leaves, whatever it holds; what is stored of it is not asked for again.
     pub fn remove(&mut self, slot: Slot) {
-        if self.keys.is_prefetching(slot) {
-            self.overtake(slot, Missing::default());
-        }
+        (0..TABLES).for_each(|table| self.abandon_ahead(slot, table));
         self.due.take(slot);
         self.entries.release(slot);
         self.keys.remove(slot);

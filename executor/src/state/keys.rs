@@ -160,6 +160,31 @@ impl KeyReader {
         let rows = self.codec.rows(&columns)?;
         Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
+
+    /// The keys that key columns make. `None`: their vnodes depend on more.
+    pub fn read_columns(
+        &self,
+        columns: Vec<ArrayRef>,
+        keys: usize,
+    ) -> Result<Option<ChunkKeys>, ExecError> {
+        if !self.vnode.is_empty() && self.vnode != self.columns {
+            return Ok(None);
+        }
+        let hashes = hash_columns(&columns, keys)?;
+        let vnodes = if self.vnode.is_empty() { Vec::new() } else { vnodes(&hashes) };
+        let rows = self.codec.rows(&columns)?;
+        Ok(Some(ChunkKeys { hashes, vnodes, rows, columns }))
+    }
+
+    /// Another owner of the same keys.
+    pub fn copy(&self, keys: &ChunkKeys) -> Result<ChunkKeys, ExecError> {
+        Ok(ChunkKeys {
+            hashes: keys.hashes.clone(),
+            vnodes: keys.vnodes.clone(),
+            rows: self.codec.rows(&keys.columns)?,
+            columns: keys.columns.clone(),
+        })
+    }
 }
 
 impl ChunkKeys {

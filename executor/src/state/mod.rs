@@ -8,6 +8,7 @@
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
 //! - [`prefetch`]: those made ahead of rows;
+//! - `prefetch_budget`: how many of those in a second;
 //! - `due`: entries that rows are expected for;
 //! - [`keyed`]: these together, generic over what an entry holds: what operators use;
 //! - `held`: what is held until the barrier, and when that is too much;
@@ -35,6 +36,7 @@ pub mod keyed;
 pub mod keys;
 mod limits;
 pub mod prefetch;
+mod prefetch_budget;
 pub mod stamps;
 pub mod table;
 

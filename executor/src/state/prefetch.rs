@@ -1,8 +1,8 @@
 //! Prefetches: reads of keys that rows are expected to need (docs/design.md §8).
 //!
 //! A read is made for a *round* of slots and is good for a slot only as long as the slot waits for it: a row that
-//! meets the slot first takes the slot out of the round, and so does whatever removes its entry. What is then answered
-//! is dropped. Rounds are numbered, so that an answer never reaches a slot that was given to another key.
+//! needs it takes the slot out of the round, and so does whatever removes its entry. What is then answered is dropped.
+//! A row that needs no read is noted beside it ([`Entries::TAKES_NOTES`](super::keyed::Entries::TAKES_NOTES)). Rounds are numbered, so that an answer never reaches a slot that was given to another key.
 //!
 //! A row that needs what is being read ahead asks for it itself: the store's cache has one request for both, which then
 //! has the class of the row's.
@@ -36,6 +36,8 @@ pub struct Ahead {
     round: u64,
     /// How far keys were closed when it was asked.
     pub closed: Option<i64>,
+    /// When it was asked of the store; `None`: it was answered from memory.
+    pub began: Option<Instant>,
 }
 
 impl Ahead {
@@ -108,11 +110,12 @@ impl Prefetches {
         for slot in &slots {
             self.waiting.entry(*slot).or_default()[table] = self.number;
         }
-        Ahead { table, slots, round: self.number, closed }
+        Ahead { table, slots, round: self.number, closed, began: None }
     }
 
     /// A read that is not answered from memory.
-    pub fn submit(&mut self, asked: Ahead, reading: Reading) {
+    pub fn submit(&mut self, mut asked: Ahead, reading: Reading) {
+        asked.began = self.rounds.back().map(|round| round.began);
         let (parts, handle) = abortable(parts(asked, reading));
         if let Some(round) = self.rounds.back_mut() {
             round.reads.push(handle);
@@ -136,8 +139,8 @@ impl Prefetches {
         is_done
     }
 
-    /// Ends rounds that have taken too long: the slots that waited for them.
-    pub fn give_up(&mut self, clock: &EnvHandle) -> Vec<Slot> {
+    /// Ends rounds that have taken too long: the slots that waited for them, each with the table.
+    pub fn give_up(&mut self, clock: &EnvHandle) -> Vec<(Slot, usize)> {
         let mut last = 0;
         while self.rounds.front().is_some_and(|r| clock.elapsed(r.began) > PATIENCE) {
             let Some(round) = self.rounds.pop_front() else { break };
@@ -149,12 +152,13 @@ impl Prefetches {
         }
         let mut left = Vec::new();
         self.waiting.retain(|slot, rounds| {
-            rounds.iter_mut().filter(|round| **round <= last).for_each(|round| *round = 0);
-            let waits = rounds.iter().any(|round| *round != 0);
-            if !waits {
-                left.push(*slot);
+            for (table, round) in rounds.iter_mut().enumerate() {
+                if *round != 0 && *round <= last {
+                    *round = 0;
+                    left.push((*slot, table));
+                }
             }
-            waits
+            rounds.iter().any(|round| *round != 0)
         });
         left
     }

@@ -446,6 +446,10 @@ impl Operator for Remembering {
         .boxed()
     }
 
+    fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.join.watermark(port, columns);
+    }
+
     fn time(&mut self, epoch: Epoch) {
         self.join.time(epoch);
     }

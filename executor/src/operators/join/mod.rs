@@ -35,7 +35,7 @@ use millrace_storage::MemRun;
 
 use self::emitter::{Emitter, OutputColumns};
 #[cfg(test)]
-pub(super) use self::pairing::STEP_CHUNKS;
+pub(super) use self::pairing::{MAX_NOTES, STEP_CHUNKS};
 use self::pairing::{JoinSpec, PairingCore};
 use self::policy::{MatchStatus, NullKeys, Policy};
 use super::{BuildContext, Built, Env, Tables};
@@ -140,6 +140,10 @@ impl Operator for HashJoin {
 
     fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
         self.core.retain(table, by, bound);
+    }
+
+    fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.core.watermark(port, columns);
     }
 
     fn time(&mut self, epoch: Epoch) {

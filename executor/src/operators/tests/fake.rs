@@ -103,10 +103,19 @@ impl FakeTable {
         let mut held = self.held.as_ref()?.lock();
         // Of reads that were given up nobody waits.
         held.retain(|read| !read.done.is_closed());
-        let of_class = |read: &HeldRead| (read.class.get() == Priority::Prefetch) == ahead;
+        let of_class = |read: &HeldRead| (read.class.get().priority == Priority::Prefetch) == ahead;
         let at =
             if is_last { held.iter().rposition(of_class) } else { held.iter().position(of_class) };
         at.map(|at| held.remove(at))
+    }
+
+    /// The classes of reads that have not completed.
+    pub fn classes(&self) -> Vec<Priority> {
+        let held = self.held.iter().flat_map(|held| {
+            let held = held.lock();
+            held.iter().map(|read| read.class.get().priority).collect::<Vec<_>>()
+        });
+        held.collect()
     }
 
     /// Reads that have not completed.

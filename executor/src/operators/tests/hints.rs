@@ -1,23 +1,27 @@
 //! Hints: what they announce is read ahead, is kept until its rows have come, and never changes a result.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use futures::FutureExt;
-use millrace_common::Epoch;
 use millrace_common::access::RetentionBy;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::RowStorage;
+use millrace_storage::cache::Priority;
 
 use super::fake::FakeTable;
 use super::history::{chunk, schema};
-use super::keyed::{Counter, counts_batch, rows, stored};
+use super::keyed::{Counter, EVENT_TIME, counts_batch, rows, stored};
 use super::model::{PLANTED, join};
 use super::stateful::Subject;
 use crate::lookahead::{Due, Hint};
 use crate::operator::{Operator, Output};
+use crate::operators::join::MAX_NOTES;
 use crate::options::ExecOptions;
 use crate::state::NOTHING_CACHED;
-use crate::state::keyed::MAX_ROWS;
+use crate::state::keyed::{MAX_BYTES, MAX_ROWS};
 use crate::state::keys::KeyReader;
 use crate::stats::LookaheadStats;
 
@@ -193,8 +197,70 @@ fn a_key_whose_rows_do_not_come_is_unused_after_its_epoch() {
 }
 
 #[test]
+fn what_is_read_for_a_sealed_epoch_has_the_class_of_barriers() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    let (sealed, open) = (Due::at(7), Due::at(8));
+    sealed.seal();
+    counter.hint_due(&[1], &sealed);
+    counter.hint_due(&[2], &open);
+    assert_eq!(table.classes(), [Priority::Barrier, Priority::Prefetch]);
+    // Reads under way change their class with their epoch.
+    open.seal();
+    assert_eq!(table.classes(), [Priority::Barrier; 2]);
+    assert!(!counter.state.is_fetching(), "barriers do not wait for them all the same");
+    counter.next_epoch(6);
+    while table.answer_one(false, false) {
+        counter.progress();
+    }
+    counter.push(rows([(1, 0), (2, 1)].into_iter()));
+    assert_eq!((counter.ran.len(), counter.counted().in_time), (2, 2));
+}
+
+#[test]
+fn late_hints_fetch_nothing() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.next_epoch(5);
+    let (never, due) = (Due::default(), Due::default());
+    never.resolve(1);
+    // Their epoch has ended, or will never be.
+    for late in [Due::at(4), Due::at(5), never] {
+        counter.hint_due(&[1], &late);
+    }
+    assert_eq!((table.waiting(), counter.counted().dropped), (0, 3));
+    assert_eq!(counter.state.keys.len(), 0, "nothing is kept for them");
+    counter.hint_due(&[1], &due);
+    counter.hint_due(&[2], &Due::at(6));
+    assert_eq!((table.waiting(), counter.counted().dropped), (2, 3));
+}
+
+#[test]
+fn hints_of_times_before_the_watermark_fetch_nothing() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    // Of another column, and of an input that there is not.
+    counter.state.watermark(0, &[(EVENT_TIME + 1, 70)]);
+    counter.state.watermark(1, &[(EVENT_TIME, 70)]);
+    counter.state.watermark(0, &[(EVENT_TIME, 50)]);
+    counter.state.watermark(0, &[(EVENT_TIME, 40)]);
+    counter.hint(&[1, 2], 49);
+    assert_eq!((table.waiting(), counter.counted().dropped), (0, 2));
+    counter.hint(&[1], 50);
+    counter.hint(&[2], i64::MIN);
+    assert_eq!(table.waiting(), 2, "one is of the watermark, one has no time");
+}
+
+#[test]
 fn entries_that_rows_are_expected_for_leave_last() {
     let _unplanted = PLANTED.read();
+    due_entries_leave_last();
+}
+
+pub(super) fn due_entries_leave_last() {
     let table = held(0);
     let options = ExecOptions { cache_bytes: 4_000, ..ExecOptions::default() };
     let mut counter = Counter::new(&table, options);
@@ -358,12 +424,16 @@ fn waiting_rows_switch_hints_on_and_what_is_resident_is_told() {
     assert!(!shared.is_active(), "nothing has been read for long");
 }
 
-/// Rows `ids` of the key on the left, stored; then an operator that knows of none, to which the key is announced for
-/// rows on the right.
+/// [`announced_rows`] with these ids.
 fn announced(subject: &Subject, ids: std::ops::Range<i64>) -> Box<dyn Operator> {
     let row = |id| ((Some(1), Some(id), None, id), 1);
+    announced_rows(subject, chunk(&ids.map(row).collect::<Vec<_>>()))
+}
+
+/// Rows of the key 1 on the left, stored; then an operator that knows of none, to which the key is announced for rows
+/// on the right.
+fn announced_rows(subject: &Subject, rows: DeltaChunk) -> Box<dyn Operator> {
     let mut op = subject.build();
-    let rows = chunk(&ids.map(row).collect::<Vec<_>>());
     op.push(0, rows, &mut Output::default()).unwrap();
     while op.is_pending() {
         go_on(subject, op.as_mut(), false);
@@ -371,8 +441,12 @@ fn announced(subject: &Subject, ids: std::ops::Range<i64>) -> Box<dyn Operator> 
     op.barrier(&mut Output::default()).now_or_never().unwrap().unwrap();
     let mut op = subject.restart(Some(op.as_ref()));
     let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
-    let keys = keys.read(&chunk(&[row(0)]).batch).unwrap();
-    op.hint(1, &Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::default() }).unwrap();
+    let keys = keys.read(&chunk(&[((Some(1), None, None, 0), 1)]).batch).unwrap();
+    op.hint(
+        1,
+        &Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::default(), carried: None },
+    )
+    .unwrap();
     *subject.tables[0].rounds.lock() = 0;
     op
 }
@@ -410,9 +484,65 @@ fn a_key_with_many_rows_is_not_kept_by_a_hint() {
     }
 }
 
+/// Rows of the key that is announced are written while its rows are read: pairs of one more row on the right, and the
+/// reads of the left side that it has waited for.
+fn written_while_read_ahead(rows: i64) -> (usize, usize) {
+    let subject = join(JoinKind::Inner, RowStorage::Multiset).subject;
+    let mut op = announced(&subject, 0..10);
+    let row = |id: i64| ((Some(1), Some(id), None, id), 1);
+    // The first row has to know the right side; the others run at once.
+    op.push(0, chunk(&[row(100)]), &mut Output::default()).unwrap();
+    assert_eq!(go_on(&subject, op.as_mut(), false), 0);
+    for id in 1..rows {
+        op.push(0, chunk(&[row(100 + id)]), &mut Output::default()).unwrap();
+        assert!(!op.is_pending());
+    }
+    op.barrier(&mut Output::default()).now_or_never().unwrap().unwrap();
+    *subject.tables[0].rounds.lock() = 0;
+    let mut pairs = go_on(&subject, op.as_mut(), true);
+    let mut out = Output::default();
+    op.push(1, chunk(&[row(0)]), &mut out).unwrap();
+    pairs += out.rows();
+    while op.is_pending() {
+        pairs += go_on(&subject, op.as_mut(), false);
+    }
+    let rounds = *subject.tables[0].rounds.lock();
+    (pairs, rounds)
+}
+
+#[test]
+fn rows_written_while_their_key_is_read_are_noted_beside_it() {
+    let _unplanted = PLANTED.read();
+    let most = i64::from(MAX_NOTES);
+    for (rows, reads) in [(1, 0), (most, 0), (most + 1, 1)] {
+        let found = written_while_read_ahead(rows);
+        assert_eq!(found, (10 + rows as usize, reads), "{rows} rows");
+    }
+}
+
+#[test]
+fn a_key_with_large_rows_is_not_kept_by_a_hint() {
+    let _unplanted = PLANTED.read();
+    for (bytes, reads) in [(MAX_BYTES / 2, 1), (MAX_BYTES / 4, 0)] {
+        let subject = join(JoinKind::Inner, RowStorage::Append).subject;
+        let texts = StringArray::from(vec!["x".repeat(bytes); 2]);
+        let one = |n: i64| Arc::new(Int64Array::from(vec![n; 2])) as ArrayRef;
+        let columns = vec![one(1), one(2), Arc::new(texts), one(3)];
+        let rows = RecordBatch::try_new(schema(), columns).unwrap();
+        let mut op = announced_rows(&subject, DeltaChunk::inserts(rows));
+        go_on(&subject, op.as_mut(), true);
+        op.push(1, chunk(&[((Some(1), None, None, 0), 1)]), &mut Output::default()).unwrap();
+        assert_eq!(*subject.tables[0].rounds.lock(), reads, "{bytes} bytes a row");
+    }
+}
+
 #[test]
 fn rows_below_a_bound_that_has_risen_are_not_taken_in() {
     let _unplanted = PLANTED.read();
+    bounds_hold_for_what_was_read_before();
+}
+
+pub(super) fn bounds_hold_for_what_was_read_before() {
     let subject = join(JoinKind::Inner, RowStorage::Append).subject;
     let mut op = announced(&subject, 0..10);
     op.retain(0, RetentionBy::Value(3), 7);

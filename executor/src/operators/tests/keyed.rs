@@ -29,6 +29,8 @@ use crate::state::{Entries, KeyedState, Slot, StateTable};
 use crate::stats::OperatorMetrics;
 
 const ENTRY: usize = 64;
+/// The column that is said to tell event times. Its type tells none: only hints bring them.
+pub(super) const EVENT_TIME: usize = 1;
 
 /// How many rows each key has had.
 pub(super) struct Counts {
@@ -91,7 +93,7 @@ impl Counter {
             vnodes: 0..256,
             restored: Epoch::ZERO,
             first_arrival: 0,
-            event_time: Vec::new(),
+            event_time: vec![Some(EVENT_TIME)],
         };
         let entries = Counts { table: table.clone(), of: Vec::new() };
         let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
@@ -138,7 +140,7 @@ impl Counter {
     fn announce(&mut self, keys: &[i64], times: Vec<i64>, due: &Due) {
         let chunk = rows(keys.iter().map(|&key| (key, 0)));
         let keys = self.state.reader(0).read(&chunk.batch).unwrap();
-        let hint = Hint { node: 0, port: 0, keys, times, due: due.clone() };
+        let hint = Hint { node: 0, port: 0, keys, times, due: due.clone(), carried: None };
         self.state.hint(0, &hint).unwrap();
     }
 

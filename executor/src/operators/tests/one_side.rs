@@ -83,15 +83,15 @@ fn each_row_of_a_key_gets_the_sides_that_it_needs() {
     run.barrier();
 }
 
-/// What is read ahead does not have the row that is written meanwhile.
+/// What is read ahead does not have the row that is written meanwhile: it is noted.
 #[test]
-fn a_row_that_is_answered_at_once_makes_its_own_sides_prefetch_stale() {
+fn a_row_that_is_answered_at_once_is_noted_beside_its_own_sides_prefetch() {
     let _unplanted = PLANTED.read();
     let left = FakeTable::held(schema(), RowStorage::Multiset);
     let mut run = Run::new([left.clone(), at_once()]);
     let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
     let keys = keys.read(&chunk(&[(row(0), 1)]).batch).unwrap();
-    let hint = Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::at(9) };
+    let hint = Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::at(9), carried: None };
     run.op.hint(1, &hint).unwrap();
     run.push(0, &[(row(2), 1)]);
     assert!(left.answer_one(true, false), "nothing is read ahead");

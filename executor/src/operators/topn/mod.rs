@@ -326,6 +326,10 @@ impl Operator for TopNOperator {
         }
     }
 
+    fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.state.watermark(port, columns);
+    }
+
     fn time(&mut self, epoch: Epoch) {
         self.state.pass(epoch);
     }

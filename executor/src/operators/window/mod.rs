@@ -368,7 +368,8 @@ impl Operator for WindowOperator {
         }
     }
 
-    fn watermark(&mut self, _: usize, columns: &[(usize, i64)]) {
+    fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.state.watermark(port, columns);
         if let Some(closing) = &mut self.closing {
             closing.raise(columns);
         }

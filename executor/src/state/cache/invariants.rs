@@ -2,16 +2,14 @@
 
 use millrace_common::collections::HashSet;
 
-use super::{
-    DIRTY, DUE, ENTRY_BYTES, FETCHING, KeyTable, LIVE, PREFETCHING, QUEUED, RESIDENT, Slot,
-};
+use super::{DIRTY, DUE, FETCHING, KeyTable, LIVE, PREFETCHING, QUEUED, RESIDENT, Slot};
 
 impl KeyTable {
     /// The first broken invariant, in words: every slot is live or free; bytes are the sum of the live entries'; an
     /// entry that is pinned (dirty, being fetched) is live, so it was not evicted; the list of dirty entries names each
     /// once; and every live entry can be found by its key and is in the queue, not behind its stamp.
     pub fn check_invariants(&self) -> Result<(), String> {
-        let mut bytes = 0;
+        let (mut bytes, mut due_bytes) = (0, 0);
         let mut dirty = 0;
         for (s, flags) in self.flags.iter().enumerate() {
             if flags & LIVE == 0 {
@@ -20,9 +18,10 @@ impl KeyTable {
                 }
                 continue;
             }
-            bytes += ENTRY_BYTES + self.keys[s].heap_size() + self.sizes[s] as usize;
-            dirty += usize::from(flags & DIRTY != 0);
             let slot = s as Slot;
+            bytes += self.bytes_of(slot);
+            due_bytes += if flags & DUE != 0 { self.bytes_of(slot) } else { 0 };
+            dirty += usize::from(flags & DIRTY != 0);
             if self.table.find(self.hashes[s], |&o| o == slot).is_none() {
                 return Err(format!("slot {s} is not found by its key"));
             }
@@ -32,6 +31,10 @@ impl KeyTable {
                 "the entries have {bytes} bytes, {} are accounted for",
                 self.bytes
             ));
+        }
+        if due_bytes != self.due_bytes {
+            let accounted = self.due_bytes;
+            return Err(format!("{due_bytes} bytes are due, {accounted} are accounted for"));
         }
         self.check_free()?;
         let listed: HashSet<Slot> = self.dirty.iter().copied().collect();

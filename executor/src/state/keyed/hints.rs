@@ -1,32 +1,38 @@
 //! Keyed state ahead of rows (docs/design.md §8): what hints announce is read, and kept until its rows have come.
 //!
 //! An entry becomes resident by an answer only, never by a hint. A row finds the entry as it would without hints: one
-//! that needs what is being read asks for it again, as demand, which shares the store's answer; one that needs no read
-//! runs at once, and makes what is under way stale. So an entry takes in an answer only if no row of it has run since
-//! the question.
+//! that needs what is being read asks for it again, as demand, which shares the store's answer. One that needs no read
+//! runs at once: it is noted beside what is under way, where the entries take notes, else it makes that stale. So an
+//! entry takes in an answer only together with every row of it that has run since the question.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use millrace_common::Epoch;
 use millrace_common::collections::HashSet;
 use millrace_common::fault_injection::is_planted;
-use millrace_storage::cache::Priority;
 use millrace_storage::{Found, Lookup};
 
 use super::{Entries, KeyedState, Missing, TABLES};
 use crate::error::ExecError;
-use crate::lookahead::Hint;
 use crate::lookahead::operator::EpochReads;
+use crate::lookahead::{Due, Hint};
 use crate::state::Slot;
+use crate::state::arena::batch_bytes;
+use crate::state::cache::ENTRY_BYTES;
 use crate::state::keys::storage_keys;
 use crate::state::prefetch::{Ahead, AheadAnswer};
 
 /// Rows of a key that are read ahead: one with as many is not kept, since rows may need only some.
 pub const MAX_ROWS: usize = 4_096;
+/// Bytes of them: one with more is not kept either.
+pub const MAX_BYTES: usize = 256 << 10;
 /// Keys that may be read ahead at once.
 const MAX_KEYS: usize = 8_192;
 /// What an entry takes at least, for the bound on how many are due.
 const MIN_ENTRY: usize = 128;
+/// So many bytes of an answer are taken in whatever is due.
+const MIN_ROOM: usize = 4 << 10;
 
 /// What a hint comes to.
 #[derive(Default)]
@@ -50,30 +56,40 @@ impl<E: Entries> KeyedState<E> {
         counted.hinted.add(count);
         if self.keys.is_complete() {
             counted.resident.add(count);
+            return self.chain(hint);
+        }
+        if hint.due.has_passed(self.passed) {
+            counted.dropped.add(count);
             return Ok(());
         }
         let mut sorted = self.sort(port, hint);
         self.drop_closed(&mut sorted)?;
         counted.resident.add(sorted.resident);
-        counted.dropped.add(sorted.dropped);
+        if hint.carried.as_ref().is_none_or(|carried| !carried.is_alone) {
+            counted.dropped.add(sorted.dropped);
+        }
         for &(slot, _) in &sorted.due {
             self.keys.set_due(slot, true);
         }
-        self.due.mark(&hint.due, sorted.due);
-        self.prefetch(sorted.missing)
+        self.due.mark(&hint.due, port, sorted.due);
+        self.prefetch(sorted.missing, &hint.due)?;
+        self.chain(hint)
     }
 
     /// What of a hint's keys is in memory, is being read, and is to be read.
     fn sort(&mut self, port: usize, hint: &Hint) -> Sorted {
         let keys = &hint.keys;
         let stamps = self.stamps.at(keys.hashes.len(), &hint.times);
-        let mut room = self.room_ahead();
+        // What only others want is not read for this operator.
+        let is_alone = hint.carried.as_ref().is_some_and(|carried| carried.is_alone);
+        let mut room = if is_alone { 0 } else { self.room_ahead() };
         let mut sorted = Sorted::default();
         let mut seen = HashSet::default();
         for row in 0..keys.hashes.len() {
             let (hash, vnode, key) = (keys.hashes[row], keys.vnode(row), keys.key(row));
             let known = self.keys.find(hash, key);
-            if !self.env.vnodes.contains(&vnode) || known.is_none() && room == 0 {
+            let is_late = hint.times.get(row).is_some_and(|time| self.is_late(port, *time));
+            if is_late || !self.env.vnodes.contains(&vnode) || known.is_none() && room == 0 {
                 sorted.dropped += 1;
                 continue;
             }
@@ -108,6 +124,11 @@ impl<E: Entries> KeyedState<E> {
         sorted
     }
 
+    /// Whether rows of an event time at an input are late, or older than what is kept. The least time is none.
+    fn is_late(&self, port: usize, time: i64) -> bool {
+        time != i64::MIN && self.floors.get(port).is_some_and(|floor| time < *floor)
+    }
+
     /// Walkers need not tell of a key that is here.
     fn note_present(&self, slot: Slot) {
         if self.keys.is_resident(slot)
@@ -117,13 +138,25 @@ impl<E: Entries> KeyedState<E> {
         }
     }
 
-    /// How many more keys may be read ahead: what is due may hold half of the cache.
+    /// How many more keys may be read ahead: what is due may hold half of the cache, and reads have a budget.
     fn room_ahead(&mut self) -> usize {
+        let requests = self.env.metrics.lookahead.ahead_requests.load(Ordering::Relaxed);
+        if !self.budget.has_some(&self.env.clock, requests) {
+            return 0;
+        }
+        let entry = (self.keys.bytes() / self.keys.len().max(1)).max(MIN_ENTRY);
+        let reading = self.reads.ahead.count();
+        // Those that are being read hold nothing yet but their keys.
+        let expected = reading * (entry - ENTRY_BYTES.min(entry));
+        let room = self.room_bytes().saturating_sub(expected) / entry;
+        room.min(MAX_KEYS.saturating_sub(reading))
+    }
+
+    /// How many more bytes may be due.
+    fn room_bytes(&mut self) -> usize {
         let held = self.held();
         let budget = self.limits.cache_budget(&self.env, held, false);
-        let entry = (self.keys.bytes() / self.keys.len().max(1)).max(MIN_ENTRY);
-        let due = (budget / 2 / entry).saturating_sub(self.due.len());
-        due.min(MAX_KEYS.saturating_sub(self.reads.ahead.count()))
+        (budget / 2).saturating_sub(self.keys.due_bytes())
     }
 
     /// Keys that are closed are not read.
@@ -142,7 +175,7 @@ impl<E: Entries> KeyedState<E> {
     }
 
     /// Reads entries ahead, in one round.
-    fn prefetch(&mut self, missing: [Vec<Slot>; TABLES]) -> Result<(), ExecError> {
+    fn prefetch(&mut self, missing: [Vec<Slot>; TABLES], due: &Due) -> Result<(), ExecError> {
         if missing.iter().all(Vec::is_empty) {
             return Ok(());
         }
@@ -162,7 +195,8 @@ impl<E: Entries> KeyedState<E> {
             let lookup = self.entries.read_ahead(table, keys, MAX_ROWS);
             let closed = self.closed.map(|(_, bound)| bound);
             let asked = self.reads.ahead.ask(table, slots, closed);
-            match lookup.of_class(Priority::Prefetch) {
+            let requests = &self.env.metrics.lookahead.ahead_requests;
+            match due.of_class(lookup).counted(requests) {
                 Lookup::Ready(found) => answers.push(AheadAnswer { asked, found: Ok(found) }),
                 Lookup::Pending(reading) => self.reads.ahead.submit(asked, reading),
             }
@@ -174,9 +208,14 @@ impl<E: Entries> KeyedState<E> {
     pub(super) fn load_ahead(&mut self, answers: Vec<AheadAnswer>) -> Result<Vec<Slot>, ExecError> {
         let mut complete = Vec::new();
         for AheadAnswer { asked, found } in answers {
+            asked.began.into_iter().for_each(|began| self.note_read(began));
             let all = asked.slots.len();
+            let room = self.room_bytes().max(MIN_ROOM);
             let (mut good, found) = match found {
-                Ok(found) => (self.good_for(&asked, &found)?, found),
+                Ok(found) => {
+                    self.budget.charge_bytes(batch_bytes(&found.values));
+                    (self.good_for(&asked, &found, room)?, found)
+                }
                 Err(_) => {
                     self.refuse(&asked, &[]);
                     continue;
@@ -190,7 +229,10 @@ impl<E: Entries> KeyedState<E> {
                 continue;
             }
             let (Ahead { table, slots, .. }, found) = asked.pick(&good, found)?;
-            let found = self.entries.within_bound(table, found)?;
+            let found = match is_planted("read-before-raised-bound") {
+                true => found,
+                false => self.entries.within_bound(table, found)?,
+            };
             self.entries.load(table, &slots, &found)?;
             self.count_absent(&slots, &found);
             for slot in slots {
@@ -207,18 +249,16 @@ impl<E: Entries> KeyedState<E> {
         for &slot in &complete {
             self.set_resident(slot);
         }
+        self.follow(&complete)?;
         Ok(complete)
     }
 
-    /// The positions of entries that an answer is good for: they wait for it, it is all that there is of them, and
-    /// their keys have not been closed since it was asked.
-    fn good_for(&self, asked: &Ahead, found: &Found) -> Result<Vec<u32>, ExecError> {
-        let mut rows = vec![0; asked.slots.len()];
-        found.input.values().iter().for_each(|&i| rows[i as usize] += 1);
-        let good = (0u32..).zip(&asked.slots).zip(rows);
-        let good = good
-            .filter(|((_, slot), rows)| *rows < MAX_ROWS && self.reads.ahead.awaits(asked, **slot));
-        let mut good: Vec<u32> = good.map(|((i, _), _)| i).collect();
+    /// The positions of entries that an answer is good for: they wait for it, it is all that there is of them and not
+    /// too much, there is room for so many bytes, and their keys have not been closed since it was asked.
+    fn good_for(&self, asked: &Ahead, found: &Found, room: usize) -> Result<Vec<u32>, ExecError> {
+        let awaits = |i: &u32| self.reads.ahead.awaits(asked, asked.slots[*i as usize]);
+        let few = few_enough(found, asked.slots.len(), room);
+        let mut good: Vec<u32> = few.into_iter().filter(awaits).collect();
         if let Some((at, bound)) = self.closed.filter(|(_, bound)| Some(*bound) != asked.closed) {
             let slots = good.iter().map(|&i| asked.slots[i as usize]).collect();
             let closed = self.below(slots, at, bound)?;
@@ -239,10 +279,26 @@ impl<E: Entries> KeyedState<E> {
                 continue;
             }
             self.env.metrics.lookahead.dropped.add(1);
-            if self.reads.ahead.settle(slot, asked.table) {
-                self.keys.set_prefetching(slot, false);
-            }
+            self.abandon_ahead(slot, asked.table);
         }
+    }
+
+    /// What is read ahead from a table for an entry will not be taken in, if anything is.
+    pub fn abandon_ahead(&mut self, slot: Slot, table: usize) {
+        if !self.is_read_ahead(slot, table) {
+            return;
+        }
+        if self.reads.ahead.settle(slot, table) {
+            self.keys.set_prefetching(slot, false);
+        }
+        self.entries.forget_notes(table, slot);
+        self.resize(slot);
+    }
+
+    /// Whether an entry waits for what is read ahead from a table.
+    #[inline]
+    pub fn is_read_ahead(&self, slot: Slot, table: usize) -> bool {
+        self.keys.is_prefetching(slot) && self.reads.ahead.of(slot)[table]
     }
 
     fn count_absent(&self, slots: &[Slot], found: &Found) {
@@ -253,35 +309,34 @@ impl<E: Entries> KeyedState<E> {
     }
 
     /// A row needs these tables of an entry that is being read ahead, or (none) runs without: what is read ahead from
-    /// them, or at all, is not waited for any more.
+    /// them is not waited for any more, or, where no notes are taken, at all.
     pub(super) fn overtake(&mut self, slot: Slot, needed: Missing) {
         let runs = needed == Missing::default();
-        if runs && is_planted("blind-write-during-prefetch-lost") {
+        if runs && E::TAKES_NOTES {
             return;
         }
-        let mut is_done = false;
-        for table in (0..TABLES).filter(|&table| runs || needed[table]) {
-            is_done = self.reads.ahead.settle(slot, table);
-        }
-        if is_done {
-            self.keys.set_prefetching(slot, false);
-        }
+        let tables = (0..TABLES).filter(|&table| runs || needed[table]);
+        tables.for_each(|table| self.abandon_ahead(slot, table));
     }
 
-    /// Rows have come for entries: those that were due are so no longer.
-    pub(super) fn touch(&mut self, slots: &[Slot]) {
+    /// Rows have come for entries at an input: those that were due for it are so no longer.
+    pub(super) fn touch(&mut self, port: usize, slots: &[Slot]) {
         let counted = &self.env.metrics.lookahead;
         for &slot in slots {
             if !self.keys.is_due(slot) {
                 continue;
             }
-            self.keys.set_due(slot, false);
-            if !self.due.take(slot).is_some_and(|mark| mark.is_read) {
+            let Some(touched) = self.due.touch(slot, port) else { continue };
+            if touched.is_over {
+                self.keys.set_due(slot, false);
+            }
+            if !touched.is_used {
                 continue;
             }
             if self.keys.is_prefetching(slot) {
                 counted.late.add(1);
                 self.epoch_reads.used += 1;
+                self.epoch_reads.late += 1;
             } else if self.keys.is_resident(slot) {
                 counted.in_time.add(1);
                 self.epoch_reads.used += 1;
@@ -292,7 +347,9 @@ impl<E: Entries> KeyedState<E> {
     /// An epoch ends, all rows of which have run: marks of rows that have not come go, and it is decided whether hints
     /// are wanted. Reads ahead stay under way.
     pub fn pass(&mut self, epoch: Epoch) {
+        self.passed = self.passed.max(epoch.0);
         self.give_up();
+        self.prune_chains();
         for (slot, mark) in self.due.pass(epoch.0) {
             self.keys.set_due(slot, false);
             if mark.is_read {
@@ -303,13 +360,18 @@ impl<E: Entries> KeyedState<E> {
         if is_planted("prefetch-lost-at-barrier") {
             let lost = self.reads.ahead.slots().filter(|&slot| !self.keys.is_fetching(slot));
             for slot in lost.collect::<Vec<Slot>>() {
-                self.overtake(slot, Missing::default());
+                (0..TABLES).for_each(|table| self.abandon_ahead(slot, table));
                 self.entries.absent(slot);
                 self.set_resident(slot);
             }
         }
-        let EpochReads { missed, used, unused } = std::mem::take(&mut self.epoch_reads);
-        if let Some(presence) = self.activation.epoch(EpochReads { missed, used, unused }) {
+        let mut reads = std::mem::take(&mut self.epoch_reads);
+        if self.env.options.random_hints {
+            // For tests: hints are wanted whatever is read.
+            reads = EpochReads { missed: 1, ..EpochReads::default() };
+        }
+        self.end_notes(epoch, reads);
+        if let Some(presence) = self.activation.epoch(reads) {
             self.keys.set_presence(presence);
         }
         if let Some(presence) = self.keys.presence() {
@@ -319,9 +381,29 @@ impl<E: Entries> KeyedState<E> {
 
     /// Reads that take too long are given up, so that none keeps a version of the state.
     fn give_up(&mut self) {
-        for slot in self.reads.ahead.give_up(&self.env.clock) {
+        for (slot, table) in self.reads.ahead.give_up(&self.env.clock) {
             self.env.metrics.lookahead.dropped.add(1);
-            self.keys.set_prefetching(slot, false);
+            let waits = self.reads.ahead.of(slot) != Missing::default();
+            self.keys.set_prefetching(slot, waits);
+            self.entries.forget_notes(table, slot);
+            self.resize(slot);
+        }
+    }
+
+    /// Rows of an earlier event time (microseconds) at an input are late by its watermark, or older than what is kept:
+    /// hints of them are dropped.
+    pub fn raise_floor(&mut self, port: usize, micros: i64) {
+        if let Some(floor) = self.floors.get_mut(port) {
+            *floor = micros.max(*floor);
+        }
+    }
+
+    /// The watermarks of an input have moved.
+    pub fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        let time = self.env.event_time.get(port).copied().flatten();
+        let own = columns.iter().find(|(column, _)| Some(*column) == time);
+        if let Some(&(_, micros)) = own {
+            self.raise_floor(port, micros);
         }
     }
 
@@ -329,4 +411,23 @@ impl<E: Entries> KeyedState<E> {
     pub fn is_prefetching(&self) -> bool {
         !self.reads.ahead.is_idle()
     }
+}
+
+/// The positions of those of `asked` strings of which an answer has all and not too much, as many as there is room for.
+fn few_enough(found: &Found, asked: usize, mut room: usize) -> Vec<u32> {
+    let mut rows = vec![0; asked];
+    found.input.values().iter().for_each(|&i| rows[i as usize] += 1);
+    let is_large = batch_bytes(&found.values) > MAX_BYTES.min(room);
+    let mut from = 0;
+    let mut few = Vec::with_capacity(asked);
+    // What was found is in the order of the strings.
+    for (i, rows) in (0u32..).zip(rows) {
+        let bytes = if is_large { batch_bytes(&found.values.slice(from, rows)) } else { 0 };
+        if rows < MAX_ROWS && bytes <= MAX_BYTES.min(room) {
+            few.push(i);
+            room -= bytes;
+        }
+        from += rows;
+    }
+    few
 }

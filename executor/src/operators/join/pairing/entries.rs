@@ -1,6 +1,6 @@
 //! What a join keeps for its keys: for each side a list of rows, and what has been emitted of them.
 
-use arrow::array::{Array, AsArray, BinaryArray, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::{Int64Type, UInt32Type};
 use millrace_common::DeltaChunk;
@@ -40,6 +40,7 @@ pub struct JoinEntries {
 
 impl Entries for JoinEntries {
     const IS_PARTIAL: bool = true;
+    const TAKES_NOTES: bool = true;
 
     fn ensure(&mut self, capacity: usize) {
         self.of.resize(capacity, Entry::default());
@@ -66,6 +67,15 @@ impl Entries for JoinEntries {
         self.sides[side].read_rows(keys, Some(rows))
     }
 
+    /// Notes are the only rows of a list that is not loaded.
+    fn forget_notes(&mut self, at: usize, slot: Slot) {
+        let list = &mut self.of[slot as usize].sides[at];
+        while !list.loaded && list.head != END {
+            let head = list.head;
+            self.sides[at].unlink(list, head);
+        }
+    }
+
     fn within_bound(&self, side: usize, found: Found) -> Result<Found, ExecError> {
         let Some((column, bound)) = self.bounds[side] else { return Ok(found) };
         let times = times_of(found.values.column(column))?;
@@ -83,6 +93,7 @@ impl Entries for JoinEntries {
         })
     }
 
+    /// Rows that were noted while they were read ahead are linked already.
     fn load(&mut self, at: usize, slots: &[Slot], found: &Found) -> Result<(), ExecError> {
         let side = &mut self.sides[at];
         for &slot in slots {
@@ -104,6 +115,32 @@ impl Entries for JoinEntries {
 
     fn complete(&mut self, slots: &[Slot]) -> Result<(), ExecError> {
         if self.rules.is_any_preserved() { self.restore_marks(slots) } else { Ok(()) }
+    }
+
+    fn met(
+        &self,
+        port: usize,
+        slots: &[Slot],
+        limit: usize,
+        columns: &[usize],
+    ) -> Result<(Vec<u32>, Vec<ArrayRef>), ExecError> {
+        let side = &self.sides[1 - port];
+        let (mut of, mut rows) = (Vec::new(), Vec::new());
+        for (i, &slot) in (0u32..).zip(slots) {
+            let list = &self.of[slot as usize].sides[1 - port];
+            let mut at = if list.loaded { list.head } else { END };
+            let end = of.len() + limit;
+            while at != END && of.len() < end {
+                let node = &side.nodes[at as usize];
+                if node.weight > 0 {
+                    of.push(i);
+                    rows.push(node.at);
+                }
+                at = node.next;
+            }
+        }
+        let met = if rows.is_empty() { Vec::new() } else { side.arena.gather(&rows, columns)? };
+        Ok((of, met))
     }
 
     fn absent(&mut self, slot: Slot) {

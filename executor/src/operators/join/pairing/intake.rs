@@ -1,7 +1,11 @@
 //! Rows enter their own side of a join, in the store and in memory.
+//!
+//! A row that adds may be written while its key's rows are not in memory. If these are being read ahead it is *noted*:
+//! linked into the list that is to be loaded, which then has what was read and what came since.
 
 use arrow::array::UInt32Array;
 use millrace_common::delta::take_rows;
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, Vnode};
 
 use super::PairingCore;
@@ -11,6 +15,9 @@ use super::work::Work;
 use crate::error::ExecError;
 use crate::state::Slot;
 use crate::state::arena::RowRef;
+
+/// Rows of a key that are noted at most: with more, what is read ahead is dropped.
+pub(in crate::operators) const MAX_NOTES: u32 = 256;
 
 impl PairingCore {
     /// Puts rows into their own side, if it is kept, and begins to pair them, if they probe.
@@ -51,12 +58,19 @@ impl PairingCore {
         slots: &[Slot],
     ) -> Result<Vec<u32>, ExecError> {
         let mut nodes = vec![END; slots.len()];
-        let loaded: Vec<(u32, Slot)> = slots
-            .iter()
-            .enumerate()
-            .filter(|(_, s)| self.state.entries.of[**s as usize].sides[port].loaded)
-            .map(|(row, &slot)| (row as u32, slot))
-            .collect();
+        let mut noted = Vec::new();
+        let mut loaded = Vec::with_capacity(slots.len());
+        for (row, &slot) in slots.iter().enumerate() {
+            if !self.state.entries.of[slot as usize].sides[port].loaded {
+                if !self.state.is_read_ahead(slot, port)
+                    || is_planted("blind-write-during-prefetch-lost")
+                {
+                    continue;
+                }
+                noted.push((row, slot));
+            }
+            loaded.push((row as u32, slot));
+        }
         if loaded.is_empty() {
             return Ok(nodes);
         }
@@ -76,6 +90,13 @@ impl PairingCore {
                 vec![END; rows.len()]
             };
             self.apply(port, chunk, &hashes, &rows, &opposite, &mut nodes)?;
+        }
+        for (row, slot) in noted {
+            // It may leave before its pairs are made, which do not need it.
+            nodes[row] = END;
+            if self.state.entries.of[slot as usize].sides[port].len > MAX_NOTES {
+                self.state.abandon_ahead(slot, port);
+            }
         }
         Ok(nodes)
     }

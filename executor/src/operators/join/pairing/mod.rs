@@ -35,6 +35,8 @@ use millrace_storage::MemRun;
 use self::clean::Cleaning;
 use self::early_flush::FlushThresholds;
 use self::entries::{Entry, JoinEntries};
+#[cfg(test)]
+pub(in crate::operators) use self::intake::MAX_NOTES;
 use self::pairs::{Condition, Pairs};
 use self::side::Side;
 use self::work::Work;
@@ -262,6 +264,11 @@ impl PairingCore {
         self.state.is_prefetching()
     }
 
+    /// The watermarks of an input have moved.
+    pub fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.state.watermark(port, columns);
+    }
+
     /// The epoch that ends.
     pub fn pass(&mut self, epoch: Epoch) {
         self.state.pass(epoch);
@@ -271,6 +278,13 @@ impl PairingCore {
     pub fn retain(&mut self, table: usize, by: RetentionBy, bound: i64) {
         self.cleaning.raise(table, by, bound);
         self.state.entries.bounds = self.cleaning.bounds;
+        for (port, of_side) in self.cleaning.bounds.into_iter().enumerate() {
+            // A bound of another column says nothing of a row's event time.
+            let time = self.env.event_time.get(port).copied().flatten();
+            if let Some((_, bound)) = of_side.filter(|(column, _)| Some(*column) == time) {
+                self.state.raise_floor(port, bound);
+            }
+        }
     }
 
     /// The barrier: emits what rows contribute by themselves as it is now, and writes what was held back.
