@@ -57,6 +57,11 @@ impl Announced {
         self.0.append(&mut other.0);
     }
 
+    /// The epoch with the rows is on its way into the log.
+    pub fn sealed(&self) {
+        self.0.iter().for_each(|announcing| announcing.due.seal());
+    }
+
     pub fn committed(self, epoch: Epoch) {
         for announcing in self.0 {
             announcing.is_committed.store(true, Ordering::Relaxed);
@@ -137,9 +142,7 @@ impl Following {
 impl Drop for Following {
     fn drop(&mut self) {
         let mut followers = self.of.followers.write();
-        let Some(own) = followers.get_mut(&self.relation) else {
-            return;
-        };
+        let Some(own) = followers.get_mut(&self.relation) else { return };
         own.retain(|f| f.id != self.id);
         if own.is_empty() {
             followers.remove(&self.relation);
@@ -177,6 +180,9 @@ impl Uncommitted {
         let mut told = followers.get(&relation)?.iter().filter(|f| f.places.contains(&place));
         let first = told.next()?;
         let due = epoch.map_or_else(Due::default, |e| Due::at(e.0));
+        if place == Place::Root {
+            due.seal();
+        }
         let announcement = Announcement { place, rows: rows(), due };
         first.tell(&announcement);
         told.for_each(|f| f.tell(&announcement));

@@ -127,6 +127,7 @@ impl Sequencer {
             load: statements.load.take(),
             group,
         };
+        statements.announced.sealed();
         self.announce_sealed(&mut statements);
         state.in_flight.push_back((statements, false));
         Ok(sealed)
