@@ -577,10 +577,15 @@ fn store_options(
     }
 }
 
+/// For tests of the binary: whether it has hints at random.
+fn has_random_hints() -> bool {
+    cfg!(debug_assertions) && std::env::var_os("MILLRACE_RANDOM_HINTS").is_some()
+}
+
 fn exec_options(config: &Config) -> ExecOptions {
     let limit = config.memory_limit;
     let defaults = ExecOptions::default();
-    ExecOptions {
+    let options = ExecOptions {
         cache_bytes: limit / 16,
         backfill_rows: (limit / event_memory(limit)).clamp(MIN_STEP, defaults.backfill_rows),
         delta_bytes: (limit / 16).min(defaults.delta_bytes),
@@ -590,5 +595,6 @@ fn exec_options(config: &Config) -> ExecOptions {
         statement_bytes: (limit / 8).min(defaults.statement_bytes),
         load_bytes: config.tuning.direct_run_bytes.unwrap_or((limit / 16).clamp(8 << 20, 32 << 20)),
         ..defaults
-    }
+    };
+    if has_random_hints() { options.with_random_hints() } else { options }
 }

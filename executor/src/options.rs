@@ -1,5 +1,9 @@
 //! What can be set about execution. One value for the worker; a job takes a copy when it starts.
 
+use millrace_graph::lookahead::Place;
+
+use crate::lookahead::sketch::SketchOptions;
+
 /// How an operator reads its state (docs/design.md §14, comparison modes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StateAccess {
@@ -34,6 +38,51 @@ pub enum LookaheadMode {
     Entry,
     /// When their epoch is sealed.
     Root,
+    /// When a leaf of the job has read them.
+    Leaf,
+    /// For operators of this name, in lower case; for others `Auto`.
+    Operator(&'static str, Place),
+}
+
+impl LookaheadMode {
+    /// What it is for operators of a name.
+    pub fn of(self, operator: &str) -> LookaheadMode {
+        match self {
+            LookaheadMode::Operator(name, place) if name.eq_ignore_ascii_case(operator) => {
+                match place {
+                    Place::Entry => LookaheadMode::Entry,
+                    Place::Root => LookaheadMode::Root,
+                    Place::Leaf => LookaheadMode::Leaf,
+                }
+            }
+            LookaheadMode::Operator(..) => LookaheadMode::Auto,
+            of_all => of_all,
+        }
+    }
+
+    /// A value of the setting. `None`: it has none such.
+    pub fn parse(value: &str) -> Option<LookaheadMode> {
+        /// Operators that read keyed state.
+        const OPERATORS: [&str; 5] = ["aggregate", "join", "lookup", "topn", "window"];
+        let place = |name: &str| match name {
+            "entry" => Some(Place::Entry),
+            "root" => Some(Place::Root),
+            "leaf" => Some(Place::Leaf),
+            _ => None,
+        };
+        Some(match value {
+            "auto" => LookaheadMode::Auto,
+            "off" => LookaheadMode::Off,
+            "entry" => LookaheadMode::Entry,
+            "root" => LookaheadMode::Root,
+            "leaf" => LookaheadMode::Leaf,
+            _ => {
+                let (operator, at) = value.split_once(':')?;
+                let operator = OPERATORS.into_iter().find(|o| *o == operator)?;
+                LookaheadMode::Operator(operator, place(at)?)
+            }
+        })
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -48,10 +97,18 @@ pub struct ExecOptions {
     /// For tests: state caches start out knowing nothing, and every read of state completes later and
     /// out of order.
     pub delay_reads: bool,
-    /// For tests: operators announce keys of recent rows to themselves, at random.
+    /// For tests: hints are always wanted; operators announce keys of recent rows to themselves, and mishandle the hints
+    /// that they get, at random.
     pub random_hints: bool,
     pub eviction: Eviction,
     pub lookahead: LookaheadMode,
+    /// Reads ahead that may be in vain for each that has hidden the wait of its row.
+    pub lookahead_value: f64,
+    /// Requests to the store that an operator may make for prefetches in a second, and bytes of their answers in a task.
+    pub prefetch_requests: u64,
+    pub prefetch_bytes: u64,
+    /// Which keys are frequent, for hints between tasks.
+    pub sketch: SketchOptions,
     /// Sources are read ahead of their epochs; for tests that compare.
     pub read_ahead: bool,
     /// Old values a Grouped operator remembers in an epoch before it emits what it has.
@@ -87,6 +144,10 @@ impl Default for ExecOptions {
             random_hints: false,
             eviction: Eviction::default(),
             lookahead: LookaheadMode::default(),
+            lookahead_value: 0.11,
+            prefetch_requests: 5_000,
+            prefetch_bytes: 256 << 20,
+            sketch: SketchOptions::default(),
             read_ahead: true,
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,
@@ -103,18 +164,38 @@ impl Default for ExecOptions {
 }
 
 /// Options of relations that say how their jobs run; also settings of the sessions that create them.
-pub const JOB_OPTIONS: [&str; 3] = ["lookahead", "state_access", "state_cache_policy"];
+pub const JOB_OPTIONS: [&str; 10] = [
+    "lookahead",
+    "state_access",
+    "state_cache_policy",
+    "lookahead_sketch_rows",
+    "lookahead_sketch_counters",
+    "lookahead_sketch_threshold",
+    "lookahead_sketch_halve_after",
+    "lookahead_value",
+    "lookahead_requests",
+    "lookahead_bytes",
+];
 
 impl ExecOptions {
+    /// For tests: caches that keep next to nothing, and hints at random.
+    pub fn with_random_hints(self) -> ExecOptions {
+        ExecOptions { cache_bytes: 2 << 10, delay_reads: true, random_hints: true, ..self }
+    }
+
     /// For the job of a relation with these options: what they do not tell stays as it is.
     pub fn for_job<'a>(&self, option: impl Fn(&str) -> Option<&'a str>) -> ExecOptions {
-        let [lookahead, access, policy] = JOB_OPTIONS.map(option);
-        let lookahead = match lookahead {
-            Some("auto") => LookaheadMode::Auto,
-            Some("off") => LookaheadMode::Off,
-            Some("entry") => LookaheadMode::Entry,
-            Some("root") => LookaheadMode::Root,
-            _ => self.lookahead,
+        let [lookahead, access, policy, rows, counters, threshold, halve_after, value, requests, bytes] =
+            JOB_OPTIONS.map(option);
+        let percent: Option<f64> = parsed(value);
+        let lookahead_value = percent.map_or(self.lookahead_value, |percent| percent / 100.0);
+        let lookahead = lookahead.and_then(LookaheadMode::parse).unwrap_or(self.lookahead);
+        let own = self.sketch;
+        let sketch = SketchOptions {
+            rows: parsed(rows).unwrap_or(own.rows),
+            counters: parsed(counters).unwrap_or(own.counters),
+            threshold: parsed(threshold).unwrap_or(own.threshold),
+            halve_after: parsed(halve_after).unwrap_or(own.halve_after),
         };
         let state_access = match access {
             Some("async") => StateAccess::Asynchronous,
@@ -127,6 +208,58 @@ impl ExecOptions {
             Some("clock") => Eviction::Clock,
             _ => self.eviction,
         };
-        ExecOptions { lookahead, state_access, eviction, ..self.clone() }
+        ExecOptions {
+            lookahead,
+            lookahead_value,
+            prefetch_requests: parsed(requests).unwrap_or(self.prefetch_requests),
+            prefetch_bytes: parsed(bytes).unwrap_or(self.prefetch_bytes),
+            sketch,
+            state_access,
+            eviction,
+            ..self.clone()
+        }
+    }
+}
+
+fn parsed<T: std::str::FromStr>(option: Option<&str>) -> Option<T> {
+    option?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::settings::{Kind, find};
+
+    use super::*;
+
+    #[test]
+    fn every_value_of_the_setting_is_a_mode_and_names_an_operator_with_keyed_state() {
+        let Kind::Enum(values) = find("lookahead").unwrap().kind else { panic!("no list") };
+        let mut modes: Vec<LookaheadMode> = Vec::new();
+        for value in values {
+            let mode = LookaheadMode::parse(value).unwrap_or_else(|| panic!("{value}"));
+            assert!(!modes.contains(&mode), "{value}");
+            modes.push(mode);
+        }
+        assert_eq!(LookaheadMode::parse("filter:root"), None);
+        assert_eq!(LookaheadMode::parse("join:"), None);
+        let of_joins = LookaheadMode::parse("join:leaf").unwrap();
+        assert_eq!(of_joins.of("Join"), LookaheadMode::Leaf);
+        assert_eq!(of_joins.of("Aggregate"), LookaheadMode::Auto);
+        assert_eq!(LookaheadMode::Root.of("Join"), LookaheadMode::Root);
+    }
+
+    #[test]
+    fn a_job_takes_what_its_relation_tells() {
+        let options = |name: &str| match name {
+            "lookahead" => Some("topn:root"),
+            "lookahead_sketch_threshold" => Some("7"),
+            "lookahead_sketch_rows" => Some("2"),
+            "lookahead_value" => Some("50"),
+            _ => None,
+        };
+        let own = ExecOptions::default().for_job(options);
+        assert_eq!(own.lookahead, LookaheadMode::Operator("topn", Place::Root));
+        assert_eq!(own.lookahead_value, 0.5);
+        assert_eq!(own.sketch, SketchOptions { rows: 2, threshold: 7, ..Default::default() });
     }
 }

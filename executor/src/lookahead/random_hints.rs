@@ -1,12 +1,15 @@
-//! Hints at random, for tests: an operator that announces keys of recent rows to itself.
+//! Hints at random, for tests: an operator that announces keys of recent rows to itself, and mishandles the hints that
+//! it gets.
 //!
-//! Some come before their rows and some after; some are repeated, late, for another input, or for no row at all. Since
-//! hints change no result, whatever holds without them must hold with them.
+//! Its own come before their rows or after; some are repeated, late, for another input, or for no row at all. Of those
+//! that walkers send some are lost, doubled, delayed, taken out of order or corrupted. Since hints change no result,
+//! whatever holds without them must hold with them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use arrow::datatypes::SchemaRef;
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, new_null_array};
+use arrow::datatypes::{DataType, SchemaRef};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::access::RetentionBy;
@@ -23,6 +26,8 @@ use crate::state::keys::KeyReader;
 const RECENT: usize = 32;
 /// Keys of a hint, at most.
 const KEYS: u64 = 4;
+/// Hints that are delayed at a time.
+const DELAYED: usize = 16;
 
 /// See the module.
 pub struct RandomHints {
@@ -30,6 +35,8 @@ pub struct RandomHints {
     /// Of the keys of each port.
     readers: Vec<KeyReader>,
     recent: VecDeque<(usize, RecordBatch)>,
+    /// Hints of others, by port.
+    delayed: Vec<(usize, Hint)>,
     epoch: u64,
     env: EnvHandle,
 }
@@ -50,8 +57,8 @@ impl RandomHints {
         if readers.is_empty() {
             return Ok(inner);
         }
-        let recent = VecDeque::new();
-        Ok(Box::new(RandomHints { inner, readers, recent, epoch: 0, env: env.clone() }))
+        let (recent, delayed) = (VecDeque::new(), Vec::new());
+        Ok(Box::new(RandomHints { inner, readers, recent, delayed, epoch: 0, env: env.clone() }))
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -67,20 +74,94 @@ impl RandomHints {
             let from = self.below(batch.num_rows() as u64) as usize;
             let rows = (keys as usize).min(batch.num_rows() - from);
             let keys = self.readers[*port].read(&batch.slice(from, rows))?;
-            let times = match self.below(2) {
-                0 => Vec::new(),
-                _ => (0..rows).map(|_| self.env.random() as i64 >> 12).collect(),
-            };
-            let due = match self.below(3) {
-                0 => Due::default(),
-                _ => Due::at(self.epoch.saturating_add(self.below(3)).max(1)),
-            };
             // What is known of a key at one input may be told at another.
-            let port = if self.below(4) == 0 { 1 - (*port).min(1) } else { *port };
-            let port = port.min(self.readers.len() - 1);
-            self.inner.hint(port, &Hint { node: 0, port, keys, times, due })?;
+            let port = if self.below(4) == 0 { self.other(*port) } else { *port };
+            let (times, due) = (self.times(rows), self.due());
+            self.inner.hint(port, &Hint { node: 0, port, keys, times, due, carried: None })?;
+        }
+        self.release()
+    }
+
+    /// Takes in hints that were delayed, the last ones first or the first ones.
+    fn release(&mut self) -> Result<(), ExecError> {
+        while !self.delayed.is_empty() && self.below(3) == 0 {
+            let at = self.below(self.delayed.len() as u64) as usize;
+            let (port, hint) = self.delayed.swap_remove(at);
+            self.inner.hint(port, &hint)?;
         }
         Ok(())
+    }
+
+    /// Passes a hint on, once or more often, now or later, as it is or not, or forgets it.
+    fn mishandle(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
+        let times = match self.below(8) {
+            0 => return Ok(()),
+            1 => 2,
+            2 if self.delayed.len() < DELAYED && port < self.readers.len() => {
+                let copy = self.copy(port, hint)?;
+                self.delayed.push((port, copy));
+                return Ok(());
+            }
+            3 if port < self.readers.len() => {
+                let (port, corrupted) = self.corrupt(port, hint)?;
+                return self.inner.hint(port, &corrupted);
+            }
+            _ => 1,
+        };
+        (0..times).try_for_each(|_| self.inner.hint(port, hint))
+    }
+
+    fn copy(&self, port: usize, hint: &Hint) -> Result<Hint, ExecError> {
+        let keys = self.readers[port].copy(&hint.keys)?;
+        let (times, due, carried) = (hint.times.clone(), hint.due.clone(), hint.carried.clone());
+        Ok(Hint { node: hint.node, port, keys, times, due, carried })
+    }
+
+    /// A hint with another input, other keys, other times, fewer of them, or another epoch; and its input.
+    fn corrupt(&self, port: usize, hint: &Hint) -> Result<(usize, Hint), ExecError> {
+        let mut corrupted = self.copy(port, hint)?;
+        let count = corrupted.keys.hashes.len();
+        match self.below(5) {
+            0 => return Ok((self.other(port), corrupted)),
+            1 => {
+                let columns = corrupted.keys.columns.iter().map(|column| self.nonsense(column));
+                let other = self.readers[port].read_columns(columns.collect(), count)?;
+                corrupted.keys = other.unwrap_or(corrupted.keys);
+            }
+            2 => corrupted.times = self.times(count),
+            3 => corrupted.times.truncate(self.below(count as u64) as usize),
+            _ => corrupted.due = self.due(),
+        }
+        Ok((port, corrupted))
+    }
+
+    /// A column of as many values that have nothing to do with these.
+    fn nonsense(&self, column: &ArrayRef) -> ArrayRef {
+        match column.data_type() {
+            DataType::Int64 => {
+                let values = (0..column.len()).map(|_| self.env.random() as i64);
+                Arc::new(Int64Array::from_iter_values(values))
+            }
+            other => new_null_array(other, column.len()),
+        }
+    }
+
+    fn other(&self, port: usize) -> usize {
+        (1 - port.min(1)).min(self.readers.len() - 1)
+    }
+
+    fn times(&self, keys: usize) -> Vec<i64> {
+        match self.below(2) {
+            0 => Vec::new(),
+            _ => (0..keys).map(|_| self.env.random() as i64 >> 12).collect(),
+        }
+    }
+
+    fn due(&self) -> Due {
+        match self.below(3) {
+            0 => Due::default(),
+            _ => Due::at(self.epoch.saturating_add(self.below(3)).max(1)),
+        }
     }
 }
 
@@ -123,7 +204,8 @@ impl Operator for RandomHints {
     }
 
     fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
-        self.inner.hint(port, hint)
+        self.mishandle(port, hint)?;
+        self.release()
     }
 
     fn is_prefetching(&self) -> bool {
