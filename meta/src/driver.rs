@@ -454,10 +454,12 @@ impl Driver {
         let bytes = bytes_of(&commit);
         fail::fail_point!("meta.commit.before");
         let log = self.shared.log().map_err(ExitReason::Closed)?;
+        let logging = self.handle.begin_logging(self.shared.env.now());
         let verdict = match commit.group.take() {
             None => log.append(Entry::Commit(commit)).await,
             Some(group) => self.shared.groups.commit(log, group, commit).await,
         };
+        drop(logging);
         fail::fail_point!("meta.commit.after");
         turn.begin().await;
         match verdict {

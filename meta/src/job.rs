@@ -48,6 +48,8 @@ pub struct JobHandle {
     horizon: AtomicU64,
     /// Of a sink: the last sequence that this process has seen its target take.
     published: AtomicU64,
+    /// Since when its commits on their way into the log have been.
+    logging: Mutex<Vec<Instant>>,
     latencies: Latencies,
     written: Mutex<Written>,
     commits: AtomicU64,
@@ -72,6 +74,7 @@ impl JobHandle {
             started: Mutex::new(None),
             horizon: AtomicU64::new(0),
             published: AtomicU64::new(0),
+            logging: Mutex::default(),
             latencies: Latencies::default(),
             written: Mutex::default(),
             commits: AtomicU64::new(0),
@@ -160,6 +163,26 @@ impl JobHandle {
 
     pub fn set_cutting(&self, since: Option<Instant>) {
         *self.cutting.lock() = since;
+    }
+
+    /// A commit is on its way into the log until the answer is dropped.
+    pub fn begin_logging(&self, now: Instant) -> impl Drop + Send + '_ {
+        struct Logging<'a>(&'a JobHandle, Instant);
+        impl Drop for Logging<'_> {
+            fn drop(&mut self) {
+                let mut logging = self.0.logging.lock();
+                if let Some(own) = logging.iter().position(|began| *began == self.1) {
+                    logging.remove(own);
+                }
+            }
+        }
+        self.logging.lock().push(now);
+        Logging(self, now)
+    }
+
+    /// How long the oldest commit on its way into the log has been.
+    pub fn logging_for(&self, env: &dyn Env) -> Option<Duration> {
+        self.logging.lock().iter().min().map(|began| env.elapsed(*began))
     }
 
     pub fn generation(&self) -> Option<Generation> {

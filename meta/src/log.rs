@@ -15,7 +15,7 @@ mod snapshot;
 mod store;
 mod writer;
 
-pub use lead::{AppendStats, LEADER_LEASE, Retention};
+pub use lead::{AppendStats, AppendWait, LEADER_LEASE, Retention};
 pub use snapshot::SnapshotPolicy;
 pub use store::{LogStore, Opened, crc, encode_snapshot};
 pub use writer::{LogWriter, Observer, WriterOptions};

@@ -7,7 +7,7 @@ use millrace_common::{Epoch, Generation, RelationId};
 use millrace_rpc::version::JobVersion;
 
 use crate::job::JobHandle;
-use crate::log::{AppendStats, encode_snapshot};
+use crate::log::{AppendStats, AppendWait, encode_snapshot};
 use crate::meta::Meta;
 use crate::read;
 use crate::segments::RewriteStats;
@@ -69,6 +69,7 @@ impl Meta {
                 .as_ref()
                 .and_then(|h| h.cutting_for(&*self.shared.env))
                 .filter(|d| *d > STALL_AFTER),
+            logging: handle.as_ref().and_then(|h| h.logging_for(&*self.shared.env)),
             published: job.version.published.max(handle.as_ref().map_or(0, |h| h.published())),
             staged: staged(&job.version, handle.as_ref().map_or(0, |h| h.published())),
             counters: handle.map(|h| h.counters()).unwrap_or_default(),
@@ -122,6 +123,11 @@ impl Meta {
     /// How the store takes appends to the log.
     pub fn append_stats(&self) -> AppendStats {
         self.shared.log().map(|log| log.append_stats()).unwrap_or_default()
+    }
+
+    /// The append to the log that is under way, which commits wait for.
+    pub fn append_wait(&self) -> Option<AppendWait> {
+        self.shared.log().ok()?.append_wait()
     }
 
     /// Bytes of a snapshot of the log, if one were taken now.

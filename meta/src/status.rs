@@ -97,6 +97,8 @@ pub struct JobStatus {
     pub version: Arc<JobVersion>,
     /// For how long its tasks have been at one epoch, once that is suspiciously long.
     pub stalled: Option<Duration>,
+    /// For how long the oldest of its commits that are on their way into the log has been.
+    pub logging: Option<Duration>,
     pub counters: JobCounters,
     /// Of a sink: the last change its target has, and how many are staged beyond it.
     pub published: u64,

@@ -14,6 +14,7 @@ mod rounds;
 mod s3;
 mod serializable;
 mod slow_store;
+mod slow_writes;
 mod stress;
 mod telling;
 mod threads;

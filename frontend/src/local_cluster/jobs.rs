@@ -10,6 +10,8 @@ use millrace_meta::{JobState, JobStatus};
 use millrace_rpc::version::{JobVersion, RETAIN};
 use millrace_storage::TableStats;
 use millrace_storage::cache::Retrying;
+use millrace_storage::object::PutProgress;
+use millrace_storage::put_waits::PutWait;
 use millrace_storage::write_delay::Overlap;
 
 use super::Direct;
@@ -33,7 +35,9 @@ impl Direct {
                 Some(format!("{} {what}", is_or_are(&names)))
             }
             _ => {
-                self.retried_reads(s.relation).or_else(|| self.delayed(s.relation)).or_else(|| {
+                let reason = self.retried_reads(s.relation);
+                let reason = reason.or_else(|| self.slow_write(&s));
+                reason.or_else(|| self.delayed(s.relation)).or_else(|| {
                     let s = stalled?.as_secs();
                     Some(format!(
                         "nothing of it has moved for {s} s; the object store may not answer"
@@ -46,7 +50,8 @@ impl Direct {
         let feed = feed.map(|e| format!("its connector fails: {}", e.message));
         let reason = reason.or(feed).or_else(|| self.failing_input(s.relation));
         let reason = reason.or_else(|| clock_set_back(&s, stats.as_ref()));
-        let word = if stalled.is_some() { "stalled" } else { s.state.name() };
+        let is_stalled = stalled.is_some() || self.has_stalled_commit(&s);
+        let word = if is_stalled { "stalled" } else { s.state.name() };
         let (scanned, to_scan) = scan(&s, stats.as_ref());
         let tables = self
             .store
@@ -91,6 +96,54 @@ impl Direct {
         Some(format!(
             "reads that the object store failed and that are tried again: {reads}; the last error: {error}"
         ))
+    }
+
+    /// What a job shows while a write that its epochs wait for fails and is tried again, is held back, or takes long:
+    /// of the tail, of runs, or of the log.
+    fn slow_write(&self, s: &JobStatus) -> Option<String> {
+        let puts = self.store.job(s.relation).map_or(vec![], |job| job.put_waits());
+        puts.iter().find_map(told_put).or_else(|| {
+            let append = self.meta.append_wait().filter(|_| s.logging.is_some())?;
+            let object = format!("record {} of the log", append.number);
+            told_write(&object, append.waiting, &append.progress)
+        })
+    }
+
+    /// Whether a commit of it has been on its way into the log for suspiciously long, and the store is why.
+    fn has_stalled_commit(&self, s: &JobStatus) -> bool {
+        let append = || self.meta.append_wait().map_or(Duration::ZERO, |append| append.waiting);
+        s.logging.is_some_and(|waits| waits.min(append()) > STALL_AFTER)
+    }
+}
+
+fn told_put(put: &PutWait) -> Option<String> {
+    match &put.object {
+        Some(object) => {
+            told_write(&format!("{object} ({})", put.kind.name()), put.waited, &put.progress)
+        }
+        None => (put.waited > STALL_AFTER).then(|| {
+            let seconds = put.waited.as_secs();
+            format!("its commit has waited for {seconds} s behind others of the tail")
+        }),
+    }
+}
+
+/// `None`: there is nothing unusual about it.
+fn told_write(object: &str, waited: Duration, put: &PutProgress) -> Option<String> {
+    let seconds = waited.as_secs();
+    match (put.failures, &put.error) {
+        _ if put.held => Some(format!(
+            "the object store has asked for fewer requests: a write waits, of {object}, for {seconds} s"
+        )),
+        (failures @ 1.., error) => Some(format!(
+            "a write that the object store failed is tried again: of {object}, for {seconds} s, failures: {failures}; \
+             the last error: {}",
+            error.as_deref().unwrap_or("unknown")
+        )),
+        _ if waited > STALL_AFTER => Some(format!(
+            "a write to the object store has had no answer: of {object}, for {seconds} s"
+        )),
+        _ => None,
     }
 }
 
@@ -158,5 +211,43 @@ fn table_row(t: TableStats) -> TableRow {
         memory_bytes: t.mem_bytes,
         stored_bytes: t.disk_bytes,
         entries: t.mem_rows + t.disk_rows,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_storage::put_waits::PutKind;
+
+    use super::*;
+
+    #[test]
+    fn writes_are_told_that_fail_are_held_back_or_take_long() {
+        let put = |seconds, failures, held| PutWait {
+            kind: PutKind::Tail,
+            object: Some("data/1/7.seg".to_owned()),
+            waited: Duration::from_secs(seconds),
+            progress: PutProgress {
+                failures,
+                error: (failures > 0).then(|| "connection reset".to_owned()),
+                held,
+            },
+        };
+        let long = STALL_AFTER.as_secs() + 1;
+        assert_eq!(told_put(&put(0, 0, false)), None);
+        assert_eq!(told_put(&put(STALL_AFTER.as_secs(), 0, false)), None);
+        let told = |put: &PutWait| told_put(put).unwrap_or_default();
+        let reset = "failures: 2; the last error: connection reset";
+        for (put, text) in [
+            (put(long, 0, false), "has had no answer"),
+            (put(0, 0, true), "has asked for fewer requests"),
+            (put(1, 2, false), reset),
+            (put(1, 2, true), "has asked for fewer requests"),
+        ] {
+            let told = told(&put);
+            assert!(told.contains(text) && told.contains("data/1/7.seg (tail)"), "{told}");
+        }
+        let behind = PutWait { object: None, ..put(long, 0, false) };
+        assert!(told(&behind).contains("behind others of the tail"));
+        assert_eq!(told_put(&PutWait { object: None, ..put(1, 0, false) }), None);
     }
 }

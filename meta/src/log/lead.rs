@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use millrace_common::EnvHandle;
 use millrace_rpc::log::{LogRecord, decode_frame};
+use millrace_storage::object::{PutProgress, PutWatch};
 use parking_lot::RwLock;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tracing::warn;
@@ -32,6 +33,42 @@ pub struct AppendStats {
     pub retries: u64,
 }
 
+/// The append under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppendWait {
+    /// Of its record.
+    pub number: u64,
+    pub waiting: Duration,
+    pub progress: PutProgress,
+}
+
+/// An append, while it is under way.
+pub struct Append<'a> {
+    lead: &'a Lead,
+    /// Is told what becomes of its attempts.
+    pub watch: PutWatch,
+}
+
+impl Append<'_> {
+    /// It is tried again, for this reason.
+    pub fn note_failure(&self, reason: &str) {
+        self.watch.note_failure(reason.to_owned());
+    }
+}
+
+impl Drop for Append<'_> {
+    fn drop(&mut self) {
+        *self.lead.appending.lock() = None;
+    }
+}
+
+struct Appending {
+    number: u64,
+    /// On the clock of [`Env::since_boot`](millrace_common::Env::since_boot).
+    began: Duration,
+    watch: PutWatch,
+}
+
 /// Asks the writer whether it still leads, where the next record alone does not tell.
 pub type Check = oneshot::Sender<Result<(), MetaError>>;
 
@@ -48,8 +85,8 @@ pub struct Lead {
     pub retention: Retention,
     /// When the latest proof began, in nanoseconds since boot.
     proven: AtomicU64,
-    /// When the append under way began, in nanoseconds since boot; 0: none is.
-    appending: AtomicU64,
+    /// The append under way.
+    appending: parking_lot::Mutex<Option<Appending>>,
     /// Attempts to append beyond the first.
     retries: AtomicU64,
     probing: Mutex<()>,
@@ -80,7 +117,7 @@ impl Lead {
             nonce,
             retention,
             proven: AtomicU64::default(),
-            appending: AtomicU64::default(),
+            appending: parking_lot::Mutex::default(),
             retries: AtomicU64::default(),
             probing: Mutex::default(),
             checks,
@@ -93,17 +130,20 @@ impl Lead {
         self.proven.fetch_max(began.as_nanos() as u64, Ordering::AcqRel);
     }
 
-    /// An append begins: it is under way until the answer is dropped.
-    pub fn appending(&self) -> impl Drop + '_ {
-        struct Appending<'a>(&'a AtomicU64);
-        impl Drop for Appending<'_> {
-            fn drop(&mut self) {
-                self.0.store(0, Ordering::Relaxed);
-            }
-        }
-        let now = self.env.since_boot().as_nanos() as u64;
-        self.appending.store(now.max(1), Ordering::Relaxed);
-        Appending(&self.appending)
+    /// The append of record `number` begins: it is under way until the answer is dropped.
+    pub fn begin_append(&self, number: u64) -> Append<'_> {
+        let watch = PutWatch::default();
+        let began = self.env.since_boot();
+        *self.appending.lock() = Some(Appending { number, began, watch: watch.clone() });
+        Append { lead: self, watch }
+    }
+
+    /// The append under way, if one is.
+    pub fn append_wait(&self) -> Option<AppendWait> {
+        let appending = self.appending.lock();
+        let Appending { number, began, watch } = appending.as_ref()?;
+        let waiting = self.env.since_boot().saturating_sub(*began);
+        Some(AppendWait { number: *number, waiting, progress: watch.progress() })
     }
 
     /// The append under way is tried again.
@@ -112,12 +152,8 @@ impl Lead {
     }
 
     pub fn append_stats(&self) -> AppendStats {
-        let began = match self.appending.load(Ordering::Relaxed) {
-            0 => None,
-            nanos => Some(Duration::from_nanos(nanos)),
-        };
         AppendStats {
-            waiting: began.map_or(Duration::ZERO, |b| self.env.since_boot().saturating_sub(b)),
+            waiting: self.append_wait().map_or(Duration::ZERO, |append| append.waiting),
             retries: self.retries.load(Ordering::Relaxed),
         }
     }

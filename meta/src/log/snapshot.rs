@@ -182,7 +182,7 @@ mod tests {
     async fn filled(records: u64, snapshots: &[u64]) -> LogStore {
         let store = LogStore::new(Arc::new(InMemory::new()));
         for n in 1..=records {
-            store.create(n, &Bytes::from_static(b"record")).await;
+            store.create(n, &Bytes::from_static(b"record"), &Default::default()).await;
         }
         for number in snapshots {
             let state = MetaState { number: *number, ..MetaState::default() };

@@ -8,6 +8,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use millrace_common::task::spawn;
 use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
+use millrace_storage::object::PutWatch;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use prost::bytes::Bytes;
@@ -185,10 +186,11 @@ impl LogStore {
         self.list(SNAPSHOT).await
     }
 
-    /// Creates record `number`.
-    pub async fn create(&self, number: u64, bytes: &Bytes) -> Created {
+    /// Creates record `number`; `watch` is told how that goes on.
+    pub async fn create(&self, number: u64, bytes: &Bytes, watch: &PutWatch) -> Created {
         let path = LogStore::record_path(number);
-        let put = self.store.put_opts(&path, bytes.clone().into(), PutMode::Create.into());
+        let options = watch.options(PutMode::Create);
+        let put = self.store.put_opts(&path, bytes.clone().into(), options);
         match tokio::time::timeout(REQUEST_TIMEOUT, put).await {
             Ok(Ok(_)) => Created::Yes,
             Ok(Err(object_store::Error::AlreadyExists { .. })) => Created::Exists,

@@ -19,7 +19,7 @@ use prost::bytes::Bytes;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, warn};
 
-use super::lead::{AppendStats, Check, Lead, Retention};
+use super::lead::{AppendStats, AppendWait, Check, Lead, Retention};
 use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
 use crate::error::{MetaError, VoidReason};
@@ -122,6 +122,11 @@ impl LogWriter {
     /// How the store takes appends.
     pub fn append_stats(&self) -> AppendStats {
         self.lead.append_stats()
+    }
+
+    /// The append under way, if one is.
+    pub fn append_wait(&self) -> Option<AppendWait> {
+        self.lead.append_wait()
     }
 
     fn why_closed(&self) -> MetaError {
@@ -326,18 +331,22 @@ impl Writer {
         bytes: &Bytes,
     ) -> Result<Option<LogRecord>, MetaError> {
         let lead = Arc::clone(&self.lead);
-        let _under_way = lead.appending();
+        let append = lead.begin_append(number);
         let mut pause = RETRY_MIN;
         let mut in_doubt = false;
         loop {
-            match self.store.create(number, bytes).await {
+            match self.store.create(number, bytes, &append.watch).await {
                 Created::Yes => return Ok(None),
                 Created::Exists => {}
                 // No earlier attempt can still succeed: the number is free for another record.
                 Created::Full(reason) if !in_doubt => return Err(MetaError::Full(reason)),
-                Created::Full(reason) => warn!(number, reason, "append in doubt, trying again"),
+                Created::Full(reason) => {
+                    warn!(number, reason, "append in doubt, trying again");
+                    append.note_failure(&reason);
+                }
                 Created::Unknown(reason) => {
-                    warn!(number, reason, "append in doubt, reading it back")
+                    warn!(number, reason, "append in doubt, reading it back");
+                    append.note_failure(&reason);
                 }
             }
             match self.store.read(number).await {

@@ -101,6 +101,10 @@ async fn an_append_waits_out_an_hour_and_says_so() {
             let stats = leader.append_stats();
             assert!(stats.waiting + Duration::from_secs(1) > hour, "{outage:?}: {stats:?}");
             assert!(stats.retries > 10, "{outage:?}: {stats:?}");
+            let append = leader.append_wait().unwrap();
+            assert_eq!((append.number, append.waiting), (2, stats.waiting));
+            assert!(append.progress.failures > 10, "{outage:?}: {append:?}");
+            assert!(append.progress.error.is_some(), "{outage:?}: {append:?}");
             let requests = sim.stats().requests();
             assert!(requests < 10_000, "{outage:?}: it has backed off, after {requests} requests");
             sim.set_faults(Faults::default());
@@ -111,5 +115,6 @@ async fn an_append_waits_out_an_hour_and_says_so() {
         assert!(leader.append(set(1)).await.unwrap().is_ok());
         assert!(began.elapsed() < Duration::from_secs(2), "{outage:?}: it has recovered");
         assert_eq!(leader.append_stats().waiting, Duration::ZERO);
+        assert_eq!(leader.append_wait(), None);
     }
 }
