@@ -1,8 +1,10 @@
 //! From rows that nobody can read yet to hints: the steps of a lookahead, and the tasks that own its keys.
 //!
 //! A key is hashed before it is encoded: of state that is in memory only hashes are computed and nothing is sent. Two
-//! keys of one hash in a chunk are one hint; the other is then read when its rows come.
+//! keys of one hash in a chunk are one hint; the other is then read when its rows come. Where lookaheads are chained to
+//! it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use arrow::array::{Array, Int64Array, RecordBatch, UInt32Array};
@@ -11,22 +13,28 @@ use millrace_common::collections::HashMap;
 use millrace_common::delta::take_rows;
 use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::columns_at;
-use millrace_common::{DeltaChunk, VNODE_COUNT, Vnode};
-use millrace_graph::lookahead::Lookahead;
+use millrace_common::{DeltaChunk, EnvHandle, VNODE_COUNT, Vnode};
+use millrace_graph::lookahead::{Lookahead, Place};
 use tokio::sync::mpsc;
 
+use super::chain::{Carried, Chain};
 use super::operator::OperatorLookahead;
 use super::presence::Presence;
+use super::sketch::Sketch;
+use super::slack::{Side, Spot};
 use super::{Due, Hint};
 use crate::error::ExecError;
 use crate::exchange::owner;
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::operators::{self, times_of};
+use crate::state::arena::batch_bytes;
 use crate::state::keys::KeyReader;
 use crate::stats::OperatorMetrics;
 
 /// Keys of one hint at most.
 const HINT_KEYS: usize = 256;
+/// Bytes that a hint carries for each key at most.
+const CARRIED_BYTES: usize = 64;
 
 /// The instance of an operator in one task, where hints for it go.
 #[derive(Clone)]
@@ -40,16 +48,22 @@ pub struct Route {
     node: usize,
     port: usize,
     steps: Vec<Box<dyn Operator>>,
-    /// Of the last step's rows: the key's columns, then those of the vnode that are not among them.
+    /// Of the last step's rows: the key's columns, then those of the vnode and those carried that are not among them.
     needed: Vec<usize>,
     /// Positions among `needed`.
     key: Vec<usize>,
     vnode: Vec<usize>,
+    carried: Vec<usize>,
+    /// Those that are chained to it.
+    chain: Option<Arc<Chain>>,
     time: Option<usize>,
     reader: KeyReader,
     /// By number of the task in its fragment.
     tasks: Vec<TaskEnd>,
     metrics: Arc<OperatorMetrics>,
+    /// Where rows are looked at, and whether they are those that the leaf reads. `None`: wherever there are any.
+    side: Option<(Arc<Side>, bool)>,
+    clock: EnvHandle,
 }
 
 /// Rows whose keys are sent to one task, and the latest time of each key.
@@ -75,19 +89,76 @@ impl Route {
             input = Arc::clone(&step.schema);
         }
         let mut needed = lookahead.key.clone();
-        needed.extend(lookahead.vnode.iter().filter(|c| !lookahead.key.contains(c)));
+        for &c in lookahead.vnode.iter().chain(&lookahead.carried) {
+            if !needed.contains(&c) {
+                needed.push(c);
+            }
+        }
         let at = |c: &usize| needed.iter().position(|n| n == c).unwrap_or_default();
         let key: Vec<usize> = (0..lookahead.key.len()).collect();
         // Equal lists stay equal: the hash of the key is then that of the vnode.
         let vnode: Vec<usize> = lookahead.vnode.iter().map(at).collect();
+        let carried = lookahead.carried.iter().map(at).collect();
         let reader = KeyReader::new(&lookahead.schema.project(&needed)?, &key, &vnode)?;
         let (node, port, time) = (lookahead.node, lookahead.port, lookahead.time);
-        Ok(Route { node, port, steps, needed, key, vnode, time, reader, tasks, metrics })
+        Ok(Route {
+            node,
+            port,
+            steps,
+            needed,
+            key,
+            vnode,
+            carried,
+            chain: None,
+            time,
+            reader,
+            tasks,
+            metrics,
+            side: None,
+            clock: ctx.clock.clone(),
+        })
     }
 
-    /// Hints are wanted, by some task.
+    /// For rows at the place in use of an input; `is_own`: they are those that the leaf reads.
+    pub fn at(self, side: Arc<Side>, is_own: bool) -> Route {
+        Route { side: Some((side, is_own)), ..self }
+    }
+
+    /// For rows that are looked at wherever there are any, and tell nothing of a place.
+    pub fn at_any_place(self) -> Route {
+        Route { side: None, ..self }
+    }
+
+    /// Whether rows at a place are looked at, and not only noted. A chain of reads can do with the most lead.
+    pub fn looks_at(&self, place: Place) -> bool {
+        let is_chained = self.wanted_chain().is_some();
+        let is_in_use = |(side, is_own): &(Arc<Side>, bool)| {
+            let in_use = if is_chained { side.spots().first().copied() } else { side.active() };
+            in_use == Some(Spot { is_own: *is_own, place })
+        };
+        self.side.as_ref().is_none_or(is_in_use)
+    }
+
+    /// Rows were at a place, and have been looked at if it is in use.
+    pub fn note(&self, place: Place, due: &Due) {
+        if let Some((side, is_own)) = &self.side {
+            side.note(Spot { is_own: *is_own, place }, due, self.clock.now());
+        }
+    }
+
+    /// The same, with those that are chained to it.
+    pub fn with_chain(self, chain: Option<Arc<Chain>>) -> Route {
+        Route { chain, ..self }
+    }
+
+    /// Hints are wanted, by some task, or for those that are chained to it.
     pub fn is_active(&self) -> bool {
-        self.tasks.iter().any(|t| t.operator.is_active())
+        self.tasks.iter().any(|t| t.operator.is_active()) || self.wanted_chain().is_some()
+    }
+
+    /// Those that are chained to it, if they want hints.
+    fn wanted_chain(&self) -> Option<&Arc<Chain>> {
+        self.chain.as_ref().filter(|chain| chain.is_wanted())
     }
 
     /// Keys that the walker has not looked at.
@@ -97,6 +168,16 @@ impl Route {
 
     /// Hints for rows of the leaf.
     pub async fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
+        self.look_beside(rows, due, None).await
+    }
+
+    /// The same but for keys that are frequent, by a sketch that counts them.
+    pub async fn look_beside(
+        &mut self,
+        rows: RecordBatch,
+        due: &Due,
+        mut sketch: Option<&mut Sketch>,
+    ) -> Result<(), ExecError> {
         let mut chunks = vec![DeltaChunk::inserts(rows)];
         for step in &mut self.steps {
             let mut out = Output::default();
@@ -109,26 +190,32 @@ impl Route {
             chunks = out.take();
         }
         for chunk in chunks {
-            self.hint(&chunk.batch, due)?;
+            self.hint(&chunk.batch, due, sketch.as_deref_mut())?;
         }
         Ok(())
     }
 
     /// Hints for rows of the last step.
-    fn hint(&self, rows: &RecordBatch, due: &Due) -> Result<(), ExecError> {
+    fn hint(
+        &self,
+        rows: &RecordBatch,
+        due: &Due,
+        sketch: Option<&mut Sketch>,
+    ) -> Result<(), ExecError> {
         let times = self.time.map(|at| times_of(rows.column(at))).transpose()?;
         let rows = rows.project(&self.needed)?;
-        for (task, picked) in self.tasks.iter().zip(self.pick(&rows, times.as_ref())?) {
+        for (task, picked) in self.tasks.iter().zip(self.pick(&rows, times.as_ref(), sketch)?) {
             self.send(task, &rows, &picked, due)?;
         }
         Ok(())
     }
 
-    /// One row of each key that may need a hint, by task.
+    /// One row of each key that may need a hint, by task; of all keys, with what they carry, if they are for a chain.
     fn pick(
         &self,
         rows: &RecordBatch,
         times: Option<&Int64Array>,
+        mut sketch: Option<&mut Sketch>,
     ) -> Result<Vec<Picked>, ExecError> {
         let hashes = hash_columns(&columns_at(rows, &self.key), rows.num_rows())?;
         let vnodes = self.vnodes(rows, &hashes)?;
@@ -138,9 +225,15 @@ impl Route {
         // What has become of each key: its place among the rows of its task, or nothing.
         let mut seen: HashMap<u64, Option<(usize, usize)>> = HashMap::default();
         let mut resident = 0;
-        for (row, &hash) in hashes.iter().enumerate() {
+        let is_chained = self.wanted_chain().is_some();
+        let distinct = self.distinct(rows, &hashes, is_chained)?;
+        for (row, (&hash, &distinct)) in hashes.iter().zip(distinct.iter()).enumerate() {
+            if !is_chained && sketch.as_mut().is_some_and(|sketch| sketch.note(hash)) {
+                resident += 1;
+                continue;
+            }
             let time = times.filter(|t| t.is_valid(row)).map_or(i64::MIN, |t| t.value(row));
-            if let Some(place) = seen.get(&hash) {
+            if let Some(place) = seen.get(&distinct) {
                 if let Some(known) = place.and_then(|(task, at)| all[task].times.get_mut(at)) {
                     *known = time.max(*known);
                 }
@@ -149,19 +242,33 @@ impl Route {
             let task = self.task_of(vnodes.get(row).copied().unwrap_or(0));
             let mut place = None;
             match &presence[task] {
-                None => {}
-                Some(presence) if presence.may_be_resident(hash) => resident += 1,
-                Some(_) => {
+                None if !is_chained => {}
+                Some(presence) if !is_chained && presence.may_be_resident(hash) => resident += 1,
+                _ => {
                     let picked = &mut all[task];
                     place = Some((task, picked.rows.len()));
                     picked.rows.push(row as u32);
                     picked.times.extend(times.map(|_| time));
                 }
             }
-            seen.insert(hash, place);
+            seen.insert(distinct, place);
         }
         self.metrics.lookahead.resident.add(resident);
         Ok(all)
+    }
+
+    /// Hashes of what is told once: of keys, or of keys with what they carry.
+    fn distinct<'a>(
+        &self,
+        rows: &RecordBatch,
+        hashes: &'a [u64],
+        is_chained: bool,
+    ) -> Result<Cow<'a, [u64]>, ExecError> {
+        if !is_chained || self.carried.iter().all(|c| self.key.contains(c)) {
+            return Ok(Cow::Borrowed(hashes));
+        }
+        let columns = [self.key.as_slice(), &self.carried].concat();
+        Ok(Cow::Owned(hash_columns(&columns_at(rows, &columns), rows.num_rows())?))
     }
 
     fn vnodes(&self, rows: &RecordBatch, hashes: &[u64]) -> Result<Vec<Vnode>, ExecError> {
@@ -193,6 +300,7 @@ impl Route {
                 break;
             };
             let own = take_rows(rows, &UInt32Array::from(part.to_vec()))?;
+            let carried = self.carried(&own, task, due);
             let times = picked.times.iter().skip(i * HINT_KEYS).take(part.len());
             place.send(Hint {
                 node: self.node,
@@ -200,8 +308,24 @@ impl Route {
                 keys: self.reader.read(&own)?,
                 times: times.copied().collect(),
                 due: due.clone(),
+                carried: carried.map(Arc::new),
             });
         }
         Ok(())
+    }
+
+    /// What a hint of these rows carries; nothing if nobody wants it, or if it is too large.
+    fn carried(&self, rows: &RecordBatch, task: &TaskEnd, due: &Due) -> Option<Carried> {
+        let chain = self.wanted_chain()?;
+        let carried = rows.project(&self.carried).ok()?;
+        if batch_bytes(&carried) > CARRIED_BYTES * rows.num_rows() {
+            return None;
+        }
+        Some(Carried {
+            chain: Arc::clone(chain),
+            columns: carried.columns().to_vec(),
+            due: due.clone(),
+            is_alone: !task.operator.is_active(),
+        })
     }
 }

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::operator::{Activation, EpochReads, OperatorLookahead};
 use super::route::{Route, TaskEnd};
+use super::slack::{EpochNotes, OperatorEpochs, Side, Spot};
 use super::uncommitted::Uncommitted;
 use super::walker::Walker;
 use super::{Due, Hint};
@@ -25,6 +26,8 @@ use crate::memory::MemoryGovernor;
 use crate::operator::OperatorContext;
 use crate::options::ExecOptions;
 use crate::stats::OperatorMetrics;
+
+mod leaf;
 
 const R: RelationId = RelationId(7);
 
@@ -63,11 +66,14 @@ fn by_key() -> Lookahead {
         port: 1,
         leaf: (0, 0),
         relation: R,
+        chained: None,
+        input: schema(),
         steps: vec![],
         schema: schema(),
         key: vec![0],
         vnode: vec![0],
         time: Some(1),
+        carried: vec![],
         places: vec![Place::Entry, Place::Root],
         depth: 1,
     }
@@ -87,7 +93,7 @@ impl Tasks {
         let governor = MemoryGovernor::new(1 << 30);
         let changed = Arc::default();
         let operators: Vec<_> = (0..tasks).map(|_| OperatorLookahead::new(&changed)).collect();
-        let activations = operators.iter().map(|o| Activation::new(o, &governor)).collect();
+        let activations = operators.iter().map(|o| Activation::new(o, &governor, 1.0)).collect();
         let (senders, hints): (Vec<_>, Vec<_>) = (0..tasks).map(|_| mpsc::channel(room)).unzip();
         let ends = senders.into_iter().zip(&operators);
         let ends = ends.map(|(hints, o)| TaskEnd { hints, operator: Arc::clone(o) }).collect();
@@ -286,4 +292,73 @@ async fn a_walker_follows_only_while_hints_are_wanted() {
     walker.abort();
     assert!(walker.await.unwrap_err().is_cancelled());
     assert_eq!(uncommitted.following(), 0, "it has ended with its job");
+}
+
+/// A route that looks at rows where they enter, until the side's place changes.
+fn at_entry(route: Route) -> (Route, Arc<Side>) {
+    let spot = |place| Spot { is_own: true, place };
+    let side = Arc::new(Side::new(1, vec![spot(Place::Entry), spot(Place::Root)]));
+    (route.at(Arc::clone(&side), true), side)
+}
+
+#[tokio::test]
+async fn keys_are_announced_at_the_place_in_use_and_only_noted_at_others() {
+    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    let (route, side) = at_entry(route);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let places = vec![Place::Entry, Place::Root];
+    let walker = Walker::new(R, places, vec![0, 1, 2], vec![route], &uncommitted, &ends.changed);
+    let walker = tokio::spawn(walker.run());
+    ends.miss();
+    settle().await;
+    let both = |key: i64| {
+        for place in [Place::Entry, Place::Root] {
+            let key = key + i64::from(place == Place::Root);
+            let rows = || vec![rows(&[(key, 0, 0)])];
+            uncommitted.announce(R, place, Some(Epoch(20)), rows).unwrap().committed(Epoch(20));
+        }
+    };
+    both(10);
+    settle().await;
+    assert_eq!(ends.told()[0].keys().copied().collect::<Vec<_>>(), [10]);
+    assert!(side.leave(), "there is the root");
+    both(20);
+    settle().await;
+    assert_eq!(ends.told()[0].keys().copied().collect::<Vec<_>>(), [21]);
+    assert_eq!(uncommitted.following(), 1, "it still follows both");
+    // What both have seen is measured against the epoch's first row.
+    let epochs = OperatorEpochs::default();
+    epochs.join();
+    let began = [None, Some(EnvHandle::default().now())];
+    epochs.pass(20, &EpochNotes { began, ..EpochNotes::default() }, &[Arc::clone(&side)]);
+    let seen = side.read().spots.iter().map(|s| s.epochs).collect::<Vec<_>>();
+    assert_eq!(seen, [1, 1]);
+    walker.abort();
+}
+
+#[tokio::test]
+async fn keys_in_memory_and_idle_relations_send_nothing() {
+    let (mut ends, mut route) = Tasks::new(&by_key(), 1, 1_000);
+    ends.miss();
+    let presence = ends.operators[0].presence().unwrap();
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..5_000));
+    let hashes = millrace_common::hash::hash_columns(&[keys], 5_000).unwrap();
+    hashes.iter().for_each(|hash| presence.set(*hash));
+    let known: Vec<i64> =
+        (0..5_000).filter(|key| presence.may_be_resident(hashes[*key as usize])).collect();
+    assert!(known.len() > 4_000, "few have the place of another");
+    for _ in 0..3 {
+        let rows: Vec<_> = known.iter().map(|key| (*key, 0, 0)).collect();
+        route.look(self::rows(&rows), &Due::default()).await.unwrap();
+    }
+    assert!(ends.told()[0].is_empty(), "no hint is sent");
+    assert_eq!(ends.metrics.lookahead.resident.get(), 3 * known.len() as u64);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let places = vec![Place::Entry];
+    let walker = Walker::new(R, places, vec![0, 1, 2], vec![route], &uncommitted, &ends.changed);
+    let walker = tokio::spawn(walker.run());
+    settle().await;
+    assert_eq!(uncommitted.following(), 1);
+    assert!(ends.told()[0].is_empty(), "nothing happens while no rows come");
+    walker.abort();
 }

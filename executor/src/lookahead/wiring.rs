@@ -2,22 +2,28 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_common::RelationId;
 use millrace_common::collections::HashMap;
-use millrace_graph::lookahead::{Lookahead, Place, lookaheads};
+use millrace_graph::lookahead::{Behind, Lookahead, Place, behind, lookaheads};
 use millrace_graph::{JobGraph, Operator as Op};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use tokio::sync::{Notify, mpsc};
 
 use super::Hint;
+use super::chain::{Chains, without_gaps};
+use super::edges::JobGraphs;
+use super::leaf::{Frequent, LeafHints};
 use super::operator::OperatorLookahead;
 use super::route::{Route, TaskEnd};
+use super::sides::Sides;
 use super::uncommitted::Uncommitted;
 use super::walker::Walker;
 use crate::error::ExecError;
 use crate::operator::OperatorContext;
 use crate::options::LookaheadMode;
-use crate::stats::{OperatorMetrics, Walked};
+use crate::stats::{self, OperatorMetrics};
 
 /// Hints that wait for a task at most: beyond it they are dropped.
 const TASK_HINTS: usize = 64;
@@ -38,6 +44,18 @@ pub struct Wiring {
     receivers: HashMap<(usize, usize), mpsc::Receiver<Hint>>,
     /// By node and task.
     operators: HashMap<(NodeId, usize), Arc<OperatorLookahead>>,
+    sides: Sides,
+    chains: Chains,
+    /// Of each lookahead.
+    origins: Vec<Origin>,
+}
+
+/// Whose rows a lookahead looks at.
+struct Origin {
+    /// Columns of its relation.
+    columns: Vec<usize>,
+    /// The lookahead with the same keys of the leaf's rows: itself, or the one that it stands behind.
+    number: usize,
 }
 
 impl Wiring {
@@ -45,6 +63,7 @@ impl Wiring {
     pub fn new(
         graph: &JobGraph,
         inputs: &[Relation],
+        jobs: &JobGraphs<'_>,
         mode: LookaheadMode,
         tasks: &[usize],
     ) -> Wiring {
@@ -52,16 +71,45 @@ impl Wiring {
             LookaheadMode::Off => Vec::new(),
             _ => lookaheads(graph),
         };
-        let with_places = found.into_iter().filter_map(|l| {
-            let places = places(mode, kind_of(inputs, l.relation)?, &l);
-            (l.depth == 1 && !places.is_empty()).then_some((l, places))
+        let mode_of = |l: &Lookahead| {
+            let node = graph.fragments.get(l.fragment).and_then(|f| f.nodes.get(l.node));
+            node.map_or(LookaheadMode::Off, |node| mode.of(node.op.name()))
+        };
+        let behind = |l: &Lookahead| match mode_of(l) {
+            LookaheadMode::Auto | LookaheadMode::Entry => behind(graph, l, &|id| jobs.of(id)),
+            _ => Vec::new(),
+        };
+        let with_places = found.into_iter().map(|l| {
+            let mut places = places(mode_of(&l), kind_of(inputs, l.relation)?, &l);
+            if l.chained.is_some() {
+                // It follows what it is chained to.
+                places.truncate(1);
+            }
+            (!places.is_empty() || !behind(&l).is_empty()).then_some((l, places))
         });
-        let lookaheads: Vec<_> = with_places.collect();
+        let mut lookaheads = without_gaps(with_places.collect());
+        let columns = |(l, _): &(Lookahead, Vec<Place>)| subscription(graph, l.leaf).map(|s| s.1);
+        let columns = lookaheads.iter().map(|l| columns(l).unwrap_or_default());
+        let mut origins: Vec<Origin> =
+            columns.enumerate().map(|(number, columns)| Origin { columns, number }).collect();
+        for number in 0..lookaheads.len() {
+            for Behind { lookahead, columns, .. } in behind(&lookaheads[number].0) {
+                origins.push(Origin { columns, number });
+                lookaheads.push((lookahead, vec![Place::Entry]));
+            }
+        }
+        let own = |l: &Lookahead| subscription(graph, l.leaf).is_some_and(|s| s.0 == l.relation);
+        let sides = Sides::new(&lookaheads, own);
         let ahead = lookaheads.iter().map(|(l, _)| (l.leaf, Arc::default())).collect();
-        Wiring { ahead, ..Wiring::of(lookaheads, tasks) }
+        Wiring { ahead, ..Wiring::of(lookaheads, origins, sides, tasks) }
     }
 
-    fn of(lookaheads: Vec<(Lookahead, Vec<Place>)>, tasks: &[usize]) -> Wiring {
+    fn of(
+        lookaheads: Vec<(Lookahead, Vec<Place>)>,
+        origins: Vec<Origin>,
+        sides: Sides,
+        tasks: &[usize],
+    ) -> Wiring {
         let changed = Arc::default();
         let (mut senders, mut receivers) = (HashMap::default(), HashMap::default());
         let mut operators = HashMap::default();
@@ -73,18 +121,38 @@ impl Wiring {
                     receivers.insert((fragment, task), receiver);
                     sender
                 });
+                let node = (fragment, lookahead.node);
                 operators
-                    .entry(((fragment, lookahead.node), task))
-                    .or_insert_with(|| OperatorLookahead::new(&changed));
+                    .entry((node, task))
+                    .or_insert_with(|| OperatorLookahead::of_sides(&changed, sides.of_node(node)));
             }
         }
+        let chains = Chains::new(&lookaheads, |l| {
+            let task = |task| operators.get(&((l.fragment, l.node), task)).cloned();
+            (0..).map_while(task).collect()
+        });
         let ahead = HashMap::default();
-        Wiring { lookaheads, ahead, changed, senders, receivers, operators }
+        Wiring {
+            lookaheads,
+            ahead,
+            changed,
+            senders,
+            receivers,
+            operators,
+            sides,
+            chains,
+            origins,
+        }
     }
 
     /// Whom the tasks of a leaf are to tell of what they read ahead, if anybody may look at it.
     pub fn followers(&self, leaf: NodeId) -> Option<Arc<Uncommitted>> {
         self.ahead.get(&leaf).cloned()
+    }
+
+    /// Before the operators are made: rows wait for the job already.
+    pub fn set_behind(&self) {
+        self.operators.values().for_each(|operator| operator.set_behind());
     }
 
     /// Where hints for a task arrive; nothing ever does if it has no operator with lookaheads.
@@ -101,17 +169,24 @@ impl Wiring {
         self.operators.get(&((fragment, node), task)).cloned()
     }
 
-    /// A walker for each leaf with lookaheads. `ctx` is for operators without state.
+    /// What runs as long as the job: a walker for each leaf with lookaheads, and one for those that are chained. `ctx` is
+    /// for operators without state.
     pub fn walkers(
         self,
         graph: &JobGraph,
         metrics: &HashMap<NodeId, Arc<OperatorMetrics>>,
         uncommitted: &Arc<Uncommitted>,
         ctx: &OperatorContext<'_>,
-    ) -> Vec<Walker> {
+    ) -> Vec<BoxFuture<'static, ()>> {
         self.tell(metrics);
-        let mut leaves: Vec<((NodeId, &[Place]), Vec<Route>)> = Vec::new();
-        for (lookahead, places) in &self.lookaheads {
+        let mut walked: Vec<(Walked, Vec<Route>)> = Vec::new();
+        let mut chained = Vec::new();
+        for ((lookahead, places), origin) in self.lookaheads.iter().zip(&self.origins) {
+            let announced = places.iter().copied().filter(|place| *place != Place::Leaf);
+            let announced: Vec<Place> = announced.collect();
+            if lookahead.chained.is_none() && announced.is_empty() {
+                continue;
+            }
             let route = match self.route(graph, lookahead, metrics, ctx) {
                 Ok(route) => route,
                 Err(error) => {
@@ -119,20 +194,28 @@ impl Wiring {
                     continue;
                 }
             };
-            let leaf = (lookahead.leaf, places.as_slice());
-            match leaves.iter_mut().find(|(known, _)| *known == leaf) {
+            if lookahead.chained.is_some() {
+                chained.push((lookahead, route));
+                continue;
+            }
+            let (leaf, columns) = (lookahead.leaf, &origin.columns);
+            let rows = Walked { leaf, relation: lookahead.relation, columns, places: announced };
+            match walked.iter_mut().find(|(known, _)| *known == rows) {
                 Some((_, routes)) => routes.push(route),
-                None => leaves.push((leaf, vec![route])),
+                None => walked.push((rows, vec![route])),
             }
         }
-        let walker = |((leaf, places), routes): ((NodeId, &[Place]), Vec<Route>)| {
-            let (relation, columns) = subscription(graph, leaf)?;
+        let walker = |(rows, routes): (Walked<'_>, Vec<Route>)| {
+            let Walked { leaf, relation, columns, places } = rows;
             let of_source = self.ahead.get(&leaf).filter(|_| is_source(graph, leaf));
-            let (places, uncommitted) = (places.to_vec(), of_source.unwrap_or(uncommitted));
-            Some(Walker::new(relation, places, columns, routes, uncommitted, &self.changed))
+            let uncommitted = of_source.unwrap_or(uncommitted);
+            let columns = columns.to_vec();
+            Walker::new(relation, places, columns, routes, uncommitted, &self.changed)
         };
         let behind = self.walkers_behind(graph, metrics, ctx);
-        leaves.into_iter().filter_map(walker).chain(behind).collect()
+        let walkers = walked.into_iter().map(walker).chain(behind);
+        let walkers = walkers.map(|walker| walker.run().boxed());
+        walkers.chain(self.chains.walker(chained).map(|walker| walker.run().boxed())).collect()
     }
 
     /// Walkers of rows that are committed and that a leaf has not come to: those of a first scan's next step, of the next
@@ -145,27 +228,54 @@ impl Wiring {
         ctx: &OperatorContext<'_>,
     ) -> Vec<Walker> {
         let walker = |(leaf, followers): (&NodeId, &Arc<Uncommitted>)| {
-            let (relation, columns) =
-                subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
-            let own = self.lookaheads.iter().map(|(l, _)| l).filter(|l| l.leaf == *leaf);
+            let (relation, columns) = subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
+            let is_own = |l: &&Lookahead| {
+                (l.leaf, l.relation) == (*leaf, relation) && l.chained.is_none()
+            };
+            let own = self.lookaheads.iter().map(|(l, _)| l).filter(is_own);
             // One that cannot be computed has been told of.
-            let routes: Vec<Route> =
-                own.filter_map(|l| self.route(graph, l, metrics, ctx).ok()).collect();
+            let routes = own.filter_map(|l| self.route(graph, l, metrics, ctx).ok());
+            let routes: Vec<Route> = routes.map(Route::at_any_place).collect();
             let (places, columns) = (vec![Place::Leaf], (0..columns.len()).collect());
             Some(Walker::new(relation, places, columns, routes, followers, &self.changed))
         };
         self.ahead.iter().filter_map(walker).collect()
     }
 
+    /// What is looked at in each task of a fragment when its leaves have read it. `ctx` as for walkers.
+    pub fn leaf_hints(
+        &self,
+        graph: &JobGraph,
+        fragment: usize,
+        metrics: &HashMap<NodeId, Arc<OperatorMetrics>>,
+        ctx: &OperatorContext<'_>,
+    ) -> LeafHints {
+        let mut hints = LeafHints::default();
+        for (lookahead, places) in &self.lookaheads {
+            let (of, leaf) = lookahead.leaf;
+            if of != fragment || !places.contains(&Place::Leaf) || lookahead.chained.is_some() {
+                continue;
+            }
+            match self.route(graph, lookahead, metrics, ctx) {
+                Ok(route) => {
+                    let sketch = ctx.options.sketch;
+                    hints.add(leaf, Frequent::new(route, sketch, &ctx.governor));
+                }
+                Err(error) => {
+                    tracing::warn!(job = %ctx.job, %error, "keys cannot be computed ahead");
+                }
+            }
+        }
+        hints
+    }
+
     /// Lets the counters of the operators tell that they are walked.
     fn tell(&self, metrics: &HashMap<NodeId, Arc<OperatorMetrics>>) {
         for (id, metrics) in metrics {
-            let of_node = self.lookaheads.iter().filter(|(l, _)| (l.fragment, l.node) == *id);
-            let mut places: Vec<Place> = of_node.flat_map(|(_, places)| places.clone()).collect();
-            places.dedup();
+            let sides = self.sides.of_node(*id);
             let tasks: Vec<_> = (0..).map_while(|task| self.operator(*id, task)).collect();
             if !tasks.is_empty() {
-                metrics.lookahead.walked.get_or_init(|| Walked { places, tasks });
+                metrics.lookahead.walked.get_or_init(|| stats::Walked { sides, tasks });
             }
         }
     }
@@ -186,10 +296,26 @@ impl Wiring {
         let tasks: Vec<TaskEnd> = (0..).map_while(end).collect();
         let metrics = metrics.get(&(fragment, node)).filter(|_| !tasks.is_empty());
         let metrics = Arc::clone(metrics.ok_or_else(missing)?);
-        let (of, leaf) = lookahead.leaf;
-        let leaf = graph.fragments.get(of).and_then(|f| f.nodes.get(leaf)).ok_or_else(missing)?;
-        Route::new(lookahead, &leaf.schema, tasks, metrics, ctx)
+        let number = self.lookaheads.iter().position(|(l, _)| std::ptr::eq(l, lookahead));
+        let number = number.and_then(|number| Some(self.origins.get(number)?.number));
+        let route = Route::new(lookahead, &lookahead.input, tasks, metrics, ctx)?;
+        let route = route.with_chain(number.and_then(|number| self.chains.of(number)));
+        if lookahead.chained.is_some() {
+            return Ok(route);
+        }
+        let side = self.sides.of(lookahead).ok_or_else(missing)?;
+        let own = subscription(graph, lookahead.leaf).map(|(relation, _)| relation);
+        Ok(route.at(side, own == Some(lookahead.relation)))
     }
+}
+
+/// What a walker looks at.
+#[derive(PartialEq)]
+struct Walked<'a> {
+    leaf: NodeId,
+    relation: RelationId,
+    columns: &'a [usize],
+    places: Vec<Place>,
 }
 
 fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
@@ -197,19 +323,24 @@ fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
     Some(found.kind())
 }
 
-/// Where rows of a relation are looked at: rows of a table when a statement brings them, those of a source when they are
-/// read ahead, others when their epoch is sealed, unless the job is told otherwise.
+/// Where rows of a relation can be looked at, the earliest first: rows of a table when a statement brings them, those of
+/// a source when they are read ahead, and all but these when their epoch is sealed, unless the job is told otherwise.
 fn places(mode: LookaheadMode, kind: RelationKind, lookahead: &Lookahead) -> Vec<Place> {
-    let place = match (mode, kind) {
-        (LookaheadMode::Off, _) | (LookaheadMode::Root, RelationKind::Source) => return Vec::new(),
-        (
-            LookaheadMode::Auto | LookaheadMode::Entry,
-            RelationKind::Table | RelationKind::Source,
-        ) => Place::Entry,
-        (LookaheadMode::Entry, _) => return Vec::new(),
-        (LookaheadMode::Auto | LookaheadMode::Root, _) => Place::Root,
+    let is_possible = |place: &Place| match place {
+        Place::Entry => matches!(kind, RelationKind::Table | RelationKind::Source),
+        Place::Root => kind != RelationKind::Source,
+        Place::Leaf => true,
     };
-    lookahead.places.iter().filter(|p| **p == place).copied().collect()
+    let is_wanted = |place: &Place| match mode {
+        LookaheadMode::Auto => *place != Place::Leaf,
+        LookaheadMode::Entry => *place == Place::Entry,
+        LookaheadMode::Root => *place == Place::Root,
+        LookaheadMode::Leaf => *place == Place::Leaf,
+        // Of an operator it is one of the others.
+        LookaheadMode::Off | LookaheadMode::Operator(..) => false,
+    };
+    let found = lookahead.places.iter().filter(|p| is_possible(p) && is_wanted(p));
+    found.copied().collect()
 }
 
 /// What a leaf reads of which relation, among the columns that are announced: of a source those that it reads.

@@ -17,7 +17,7 @@ use millrace_graph::{
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
-use millrace_storage::{JobStore, StateStore};
+use millrace_storage::{JobStore, StateStore, TableWriter};
 use tokio::sync::{Notify, mpsc};
 
 use super::order::Order;
@@ -37,9 +37,10 @@ use crate::input::watermark::SourceWatermark;
 use crate::input::{CutLeaf, Leaf, Reader};
 use crate::invariants::check_owners;
 use crate::layout::RowLayout;
+use crate::lookahead::edges::JobGraphs;
+use crate::lookahead::leaf::LeafHints;
 use crate::lookahead::read_ahead::{ReadAhead, ReadFrom, read_ahead};
 use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
-use crate::lookahead::walker::Walker;
 use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
 use crate::memory::MemoryGovernor;
@@ -136,10 +137,15 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let of_fragments: Vec<usize> =
         graph.fragments.iter().map(|f| parallelism(f, blueprint.parallelism)).collect();
     let mode = blueprint.options.lookahead;
-    let wiring = Wiring::new(graph, blueprint.inputs, mode, &of_fragments);
+    let jobs = JobGraphs::new(blueprint.meta.as_ref());
+    let wiring = Wiring::new(graph, blueprint.inputs, &jobs, mode, &of_fragments);
+    if blueprint.meta.is_behind(blueprint.job) {
+        wiring.set_behind();
+    }
     let beside = Vec::new();
     let mut builder = Builder { blueprint, channels, cuts, metrics, order, wiring, beside };
     let mut tasks = Vec::new();
+    let mut fragment_of = Vec::new();
     let mut first_input = 0;
     for (f, fragment) in graph.fragments.iter().enumerate() {
         let parallelism = builder.parallelism(fragment);
@@ -150,12 +156,19 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
             let shed = Arc::default();
             let place = Place { number, fragment: f, task, parallelism, vnodes, first_input, shed };
             tasks.push(builder.task(fragment, &place, reports.clone())?);
+            fragment_of.push(f);
         }
         first_input += fragment.nodes.iter().filter(|n| n.op.role() == Role::Input).count() as u32;
     }
-    let walkers = walkers(builder.wiring, &builder.blueprint, &builder.metrics);
+    let (wiring, metrics) = (builder.wiring, &builder.metrics);
+    let ctx = context_of_steps(&builder.blueprint);
+    for (task, fragment) in tasks.iter_mut().zip(fragment_of) {
+        task.leaf_hints = wiring.leaf_hints(graph, fragment, metrics, &ctx);
+    }
+    let uncommitted = builder.blueprint.changelogs.uncommitted();
+    let walkers = wiring.walkers(graph, metrics, uncommitted, &ctx);
     let mut beside = builder.beside;
-    beside.extend(walkers.into_iter().map(|walker| walker.run().boxed()));
+    beside.extend(walkers);
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
     let stages = builder.order.stages;
@@ -166,18 +179,14 @@ fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
     if fragment.singleton { 1 } else { of_job.max(1) }
 }
 
-/// What looks ahead of the job's rows. Its expressions that fail are not the job's: the rows come again.
-fn walkers(
-    wiring: Wiring,
-    b: &Blueprint<'_>,
-    metrics: &HashMap<(usize, usize), Arc<OperatorMetrics>>,
-) -> Vec<Walker> {
-    let ctx = OperatorContext {
+/// For what looks ahead of the job's rows. Its expressions that fail are not the job's: the rows come again.
+fn context_of_steps<'a>(b: &Blueprint<'_>) -> OperatorContext<'a> {
+    OperatorContext {
         job: b.job,
         task: 0,
         vnodes: owned_vnodes(0, 1),
         event_time: Vec::new(),
-        writers: &|_| Err(ExecError::internal("a step of a lookahead has no state")),
+        writers: &no_state,
         options: Arc::clone(&b.options),
         errors: Arc::default(),
         metrics: Arc::default(),
@@ -187,8 +196,11 @@ fn walkers(
         clock: b.store.env().clone(),
         restored: Epoch(b.version.epoch),
         first_arrival: 0,
-    };
-    wiring.walkers(b.graph, metrics, b.changelogs.uncommitted(), &ctx)
+    }
+}
+
+fn no_state(_: usize) -> Result<TableWriter, ExecError> {
+    Err(ExecError::internal("a step of a lookahead has no state"))
 }
 
 fn connect(blueprint: &Blueprint<'_>) -> Result<Channels, ExecError> {
@@ -287,6 +299,7 @@ impl Builder<'_> {
             governor: Arc::clone(&self.blueprint.governor),
             shed: Arc::clone(&place.shed),
             hints: self.wiring.hints(place.fragment, place.task),
+            leaf_hints: LeafHints::default(),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             turn: 0,

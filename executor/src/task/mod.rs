@@ -28,6 +28,7 @@ use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
 use crate::lookahead::Hint;
+use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
 use crate::memory::MemoryGovernor;
 use crate::operator::{Operator, Output};
@@ -77,7 +78,7 @@ struct PlanNode {
     after: Vec<usize>,
     /// Output not passed on yet.
     out: Output,
-    /// Of a leaf: parts of a large chunk.
+    /// Of a leaf: parts of a large chunk, all of which was looked at.
     queue: VecDeque<DeltaChunk>,
     /// Of a leaf: it has delivered this one, with these watermarks.
     barrier: Option<(Arc<Barrier>, Arc<WatermarkSet>)>,
@@ -109,12 +110,13 @@ impl PlanNode {
         matches!(&self.kind, Kind::Operator(op) if op.is_over())
     }
 
-    async fn next(&mut self) -> Result<Message, ExecError> {
+    /// What a leaf, which is the node `node`, has next.
+    async fn next(&mut self, node: usize) -> Result<Event, ExecError> {
         if let Some(part) = self.queue.pop_front() {
-            return Ok(Message::Chunk(part));
+            return Ok(Event::Part(node, part));
         }
         match &mut self.kind {
-            Kind::Leaf(leaf) => leaf.next().await,
+            Kind::Leaf(leaf) => Ok(Event::Input(node, leaf.next().await?)),
             _ => Err(ExecError::internal("only leaves have a next chunk")),
         }
     }
@@ -132,6 +134,8 @@ enum Step {
 
 enum Event {
     Input(usize, Message),
+    /// A part of a chunk that came before.
+    Part(usize, DeltaChunk),
     /// A node has output.
     Progress(usize),
     /// Caches are to let go, though no rows come.
@@ -153,6 +157,8 @@ pub struct Task {
     shed: Arc<Notify>,
     /// Keys whose state its operators will need.
     hints: mpsc::Receiver<Hint>,
+    /// Whom it tells of keys of its leaves' rows.
+    leaf_hints: LeafHints,
     chunk_rows: usize,
     progress: Arc<Progress>,
     /// Leaf to be asked first, so that none starves another.
@@ -184,7 +190,11 @@ impl Task {
                 Event::Input(node, Message::Barrier(barrier, marks)) => {
                     self.nodes[node].barrier = Some((barrier, marks));
                 }
-                Event::Input(node, Message::Chunk(chunk)) => self.input(node, chunk)?,
+                Event::Input(node, Message::Chunk(chunk)) => {
+                    self.leaf_hints.look(node, &chunk.batch).await;
+                    self.input(node, chunk)?;
+                }
+                Event::Part(node, part) => self.emit(node, part)?,
             }
             self.flush().await?;
             self.settle_all().await?;
@@ -297,7 +307,7 @@ impl Task {
             }
             if matches!(slot.kind, Kind::Leaf(_)) {
                 if slot.barrier.is_none() && !slot.after.iter().any(|&leaf| open[leaf]) {
-                    inputs.push(async move { Ok(Event::Input(i, slot.next().await?)) }.boxed());
+                    inputs.push(slot.next(i).boxed());
                 }
             } else if let Kind::Operator(op) = &mut slot.kind
                 && (op.is_pending() || op.is_prefetching())
@@ -347,9 +357,8 @@ impl Task {
             return self.emit(node, chunk);
         }
         let part = rows.div_ceil(rows.div_ceil(self.chunk_rows));
-        // In front: the chunk itself may have been one of several.
-        for at in (0..rows).step_by(part).rev() {
-            self.nodes[node].queue.push_front(chunk.slice(at, part.min(rows - at)));
+        for at in (0..rows).step_by(part) {
+            self.nodes[node].queue.push_back(chunk.slice(at, part.min(rows - at)));
         }
         Ok(())
     }
@@ -485,6 +494,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
+        self.leaf_hints.barrier(barrier.epoch);
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
         }

@@ -1,0 +1,66 @@
+//! Rows at a leaf: hints of keys that are not frequent, due at the next barrier.
+
+use super::*;
+use crate::lookahead::leaf::{Frequent, LeafHints};
+use crate::lookahead::sketch::SketchOptions;
+
+/// The leaf at node 3 with a route.
+fn leaf(route: Route, options: SketchOptions, governor: &Arc<MemoryGovernor>) -> LeafHints {
+    let mut leaf = LeafHints::default();
+    leaf.add(3, Frequent::new(route, options, governor));
+    leaf
+}
+
+#[tokio::test]
+async fn rows_at_a_leaf_are_due_at_its_next_barrier() {
+    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    ends.miss();
+    let mut leaf = leaf(route, SketchOptions::default(), &MemoryGovernor::new(1 << 30));
+    leaf.look(2, &rows(&[(1, 0, 0)])).await;
+    assert!(ends.hints[0].try_recv().is_err(), "rows of another node");
+    let mut dues = Vec::new();
+    for epoch in [40, 50] {
+        leaf.look(3, &rows(&[(1, 0, 0)])).await;
+        let due = ends.hints[0].try_recv().unwrap().due;
+        assert!(!due.has_passed(u64::MAX), "its epoch is open");
+        leaf.barrier(Epoch(epoch));
+        dues.push(due);
+    }
+    assert!(dues[0].has_passed(40) && !dues[0].has_passed(39));
+    assert!(dues[1].has_passed(50) && !dues[1].has_passed(49));
+}
+
+#[tokio::test]
+async fn frequent_keys_are_not_hinted_and_a_sketch_is_kept_while_hints_are_wanted() {
+    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    let governor = MemoryGovernor::new(1 << 30);
+    let mut leaf = leaf(route, SketchOptions { threshold: 3, ..Default::default() }, &governor);
+    leaf.look(3, &rows(&[(7, 0, 0)])).await;
+    assert!(ends.told()[0].is_empty());
+    assert_eq!(governor.used(), 0, "nobody wants hints");
+    ends.miss();
+    for i in 0..10 {
+        leaf.look(3, &rows(&[(7, 0, 0), (100 + i, 0, 0)])).await;
+        let told: HashSet<i64> = ends.told().remove(0).into_keys().collect();
+        let expected = if i < 3 { vec![7, 100 + i] } else { vec![100 + i] };
+        assert_eq!(told, HashSet::from_iter(expected));
+    }
+    assert_eq!(governor.used(), 40_000);
+    assert_eq!(ends.metrics.lookahead.resident.get(), 7);
+    ends.rest();
+    leaf.look(3, &rows(&[(7, 0, 0)])).await;
+    assert_eq!(governor.used(), 0);
+}
+
+#[tokio::test]
+async fn hints_at_a_leaf_wait_for_no_room() {
+    let (mut ends, route) = Tasks::new(&by_key(), 1, 1);
+    ends.miss();
+    let mut leaf = leaf(route, SketchOptions::default(), &MemoryGovernor::new(1 << 30));
+    for key in 0..5 {
+        // It returns though nobody takes hints.
+        leaf.look(3, &rows(&[(key, 0, 0)])).await;
+    }
+    assert_eq!(ends.told()[0].len(), 1);
+    assert_eq!(ends.metrics.lookahead.dropped.get(), 4);
+}
