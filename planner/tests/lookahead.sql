@@ -8,6 +8,8 @@ SELECT f.id, a.label AS a, b.label AS b, c.label AS c, d.label AS d FROM fact AS
 SELECT f.id, d.label FROM fact AS f JOIN dim_a AS a ON f.a = a.id JOIN dim_b AS b ON a.next = b.id JOIN dim_c AS c ON b.next = c.id JOIN dim_d AS d ON c.next = d.id
 -- view on a view
 SELECT i.name, sum(r.total) AS total FROM revenue AS r JOIN item AS i ON r.item_id = i.id GROUP BY i.name
+-- view on a view without state
+SELECT p.amount, i.name FROM paid AS p JOIN item AS i ON p.item_id = i.id WHERE p.amount > 3
 -- group by a computed column
 SELECT amount / 10 AS bucket, count(*) AS n FROM orders WHERE paid GROUP BY amount / 10
 -- hopping windows
@@ -24,7 +26,7 @@ SELECT i.id FROM item AS i WHERE EXISTS (SELECT 1 FROM orders AS o WHERE o.item_
 SELECT o.n, i.name FROM (SELECT count(*) AS n FROM orders) AS o CROSS JOIN (SELECT name FROM item ORDER BY price LIMIT 3) AS i
 -- none for groups by a result
 SELECT n, count(*) AS groups FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS g GROUP BY n
--- none for groups by columns of both sides
+-- groups by columns of both sides
 SELECT o.note, i.name, count(*) AS n FROM orders AS o JOIN item AS i ON o.item_id = i.id GROUP BY o.note, i.name
 -- tumbling windows
 SELECT window_start, auction, count(*) AS n FROM TUMBLE(bid, date_time, INTERVAL '10 seconds') GROUP BY window_start, auction

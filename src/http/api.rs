@@ -1,14 +1,15 @@
 //! The console's JSON.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Extension, Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use millrace_common::{RelationId, SqlError};
-use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, SourceRow};
 use millrace_executor::stats::OperatorStats;
+use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, SourceRow};
 use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
@@ -179,7 +180,6 @@ fn job_json(
     })
 }
 
-/// The operators of a relation's job and what feeds what.
 /// What became of keys that were announced to an operator; nothing if none could be and no row has waited.
 fn lookahead(o: &OperatorStats) -> Option<Value> {
     let (l, m) = (&o.lookahead, &o.measures);
@@ -198,6 +198,7 @@ fn lookahead(o: &OperatorStats) -> Option<Value> {
     }))
 }
 
+/// The operators of a relation's job and what feeds what.
 pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
     let catalog = sources.frontend.cluster.catalog();
     let Some(relation) = catalog.by_id(id).filter(|r| !r.graph.is_empty()) else {
@@ -231,6 +232,11 @@ pub async fn graph(State(sources): Shown, Path(id): Path<u32>) -> Response {
     }
     let table = RelationKind::Table as i32;
     let is_table = |id: RelationId| catalog.by_id(id.0).is_some_and(|r| r.kind == table);
-    let plan = explain_graph(&graph, &Relations { name: &name, is_table: &is_table });
+    let graph_of = |id: RelationId| {
+        let stored = catalog.by_id(id.0).filter(|r| !r.graph.is_empty())?;
+        decode_graph(&stored.graph).ok().map(Arc::new)
+    };
+    let relations = Relations { name: &name, is_table: &is_table, graph: &graph_of };
+    let plan = explain_graph(&graph, &relations);
     Json(json!({"id": id, "nodes": nodes, "plan": plan})).into_response()
 }

@@ -5,6 +5,7 @@ mod lookahead;
 
 use std::any::Any;
 use std::iter::repeat;
+use std::sync::Arc;
 
 use datafusion::common::tree_node::TreeNodeRecursion;
 use datafusion::datasource::source_as_provider;
@@ -113,7 +114,11 @@ fn graph_lines(graph: &JobGraph, catalog: &CatalogSnapshot) -> Vec<String> {
     let name = |id: RelationId| catalog.by_id(id.0).map(|r| r.name.clone());
     let table = RelationKind::Table as i32;
     let is_table = |id: RelationId| catalog.by_id(id.0).is_some_and(|r| r.kind == table);
-    explain_graph(graph, &Relations { name: &name, is_table: &is_table })
+    let graph_of = |id: RelationId| {
+        let stored = catalog.by_id(id.0).filter(|r| !r.graph.is_empty())?;
+        decode_graph(&stored.graph).ok().map(Arc::new)
+    };
+    explain_graph(graph, &Relations { name: &name, is_table: &is_table, graph: &graph_of })
 }
 
 /// How long EXPLAIN ANALYZE watches a job to tell its rates.
@@ -170,12 +175,12 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
             line += &format!(", {} rows parked", display::count(o.parked_rows));
         }
         lines.push(line);
+        lines.extend(lookahead::lines(o).into_iter().map(|line| format!("    {line}")));
     }
     lines.push(format!("State: {}", display::bytes(job.state_bytes())));
     for t in &job.tables {
         lines.push(format!(
             "  {}: {} in memory, {} stored, {} entries",
-        lines.extend(lookahead::lines(o).into_iter().map(|line| format!("    {line}")));
             t.name,
             display::bytes(t.memory_bytes),
             display::bytes(t.stored_bytes),

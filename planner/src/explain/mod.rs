@@ -11,6 +11,7 @@ pub(crate) mod text;
 
 use std::collections::HashSet;
 use std::fmt::Write;
+use std::sync::Arc;
 
 use arrow::datatypes::Schema;
 use millrace_common::RelationId;
@@ -32,6 +33,8 @@ pub struct Relations<'a> {
     pub name: &'a dyn Fn(RelationId) -> Option<String>,
     /// Statements change it: its rows can be seen as they enter.
     pub is_table: &'a dyn Fn(RelationId) -> bool,
+    /// What the job of a derived relation runs.
+    pub graph: &'a dyn Fn(RelationId) -> Option<Arc<JobGraph>>,
 }
 
 /// One line an operator, inputs indented below; then the state tables; then the lookaheads.

@@ -98,6 +98,7 @@ impl TestCatalog {
         }
         let view = RelationKind::MaterializedView;
         self.add("revenue", view, "item_id bigint!, total numeric", &["item_id"], false);
+        self.add("paid", view, "id bigint!, item_id bigint, amount int", &["id"], false);
     }
 
     fn add(&mut self, name: &str, kind: RelationKind, text: &str, key: &[&str], append_only: bool) {
@@ -128,6 +129,13 @@ impl TestCatalog {
     fn is_table(&self, id: RelationId) -> bool {
         let table = RelationKind::Table as i32;
         self.relations.values().any(|r| r.id == id.0 && r.kind == table)
+    }
+
+    /// What the job of the view `paid` runs; of others it is not known.
+    fn graph_of(&self, id: RelationId) -> Option<Arc<JobGraph>> {
+        let paid = "SELECT id, item_id, amount FROM orders WHERE paid";
+        let is_paid = self.name_of(id).is_some_and(|name| name == "paid");
+        is_paid.then(|| Arc::new(plan(paid).expect("a plan")))
     }
 }
 
@@ -171,8 +179,11 @@ pub fn plan_seen(sql: &str, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
 
 pub fn explain(graph: &JobGraph) -> String {
     let catalog = TestCatalog::new();
-    let relations =
-        Relations { name: &|id| catalog.name_of(id), is_table: &|id| catalog.is_table(id) };
+    let relations = Relations {
+        name: &|id| catalog.name_of(id),
+        is_table: &|id| catalog.is_table(id),
+        graph: &|id| catalog.graph_of(id),
+    };
     let lines = explain_graph(graph, &relations);
     lines.join("\n") + "\n"
 }
