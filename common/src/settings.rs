@@ -302,14 +302,14 @@ pub static SETTINGS: &[Setting] = &[
         "lookahead_sketch_halve_after",
         Kind::Int { min: 1, max: i32::MAX as i64 },
         "1000",
-        "Rows after which all its counts are halved.",
+        "Rows after which all counts of that sketch are halved.",
     ),
-    s("lookahead_sketch_rows", Kind::Int { min: 1, max: 16 }, "4", "Its rows."),
+    s("lookahead_sketch_rows", Kind::Int { min: 1, max: 16 }, "4", "Rows of that sketch."),
     s(
         "lookahead_sketch_threshold",
         Kind::Int { min: 1, max: 255 },
         "100",
-        "Keys that have come more often are frequent; 255: none is.",
+        "Keys that have come more often, as that sketch counts, are frequent; 255: none is.",
     ),
     s(
         "lookahead_value",
