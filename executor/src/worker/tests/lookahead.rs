@@ -8,10 +8,10 @@ use millrace_graph::{AggCall, Aggregate};
 
 use super::*;
 use crate::options::LookaheadMode;
-use crate::stats::LookaheadStats;
+use crate::stats::{LookaheadMeasures, LookaheadStats, OperatorStats};
 
 /// `SELECT v, count(*) FROM input GROUP BY v`
-fn counted(input: JobId) -> JobGraph {
+pub(super) fn counted(input: JobId) -> JobGraph {
     let calls = vec![AggCall {
         func: AggFunc::Count,
         arg: None,
@@ -44,7 +44,7 @@ fn counted(input: JobId) -> JobGraph {
 }
 
 /// How often each value is there.
-fn counts(rows: &[Row]) -> Vec<Row> {
+pub(super) fn counts(rows: &[Row]) -> Vec<Row> {
     let mut counts = BTreeMap::new();
     for (_, v, weight) in rows {
         *counts.entry(*v).or_insert(0) += weight;
@@ -53,22 +53,38 @@ fn counts(rows: &[Row]) -> Vec<Row> {
 }
 
 /// Caches that hold a few keys, and reads that come late.
-fn cold(lookahead: LookaheadMode) -> ExecOptions {
+pub(super) fn cold(lookahead: LookaheadMode) -> ExecOptions {
     ExecOptions { cache_bytes: 2 << 10, delay_reads: true, lookahead, ..ExecOptions::default() }
 }
 
 impl Cluster {
-    fn following(&self) -> usize {
+    pub(super) fn following(&self) -> usize {
         self.worker.shared.changelogs.uncommitted().following()
     }
 
-    fn lookahead(&self, view: JobId) -> LookaheadStats {
+    pub(super) fn lookahead(&self, view: JobId) -> LookaheadStats {
+        self.aggregate(view).lookahead
+    }
+
+    pub(super) fn measures(&self, view: JobId) -> LookaheadMeasures {
+        self.aggregate(view).measures
+    }
+
+    /// As if too much had been read ahead in vain.
+    fn leave_places(&self, view: JobId) {
+        let job = self.worker.shared.job(view).unwrap();
+        let walked = job.metrics.operators.iter().filter_map(|o| o.lookahead.walked.get());
+        let sides: Vec<_> = walked.flat_map(|walked| &walked.sides).collect();
+        assert!(!sides.is_empty() && sides.iter().all(|side| side.leave()));
+    }
+
+    fn aggregate(&self, view: JobId) -> OperatorStats {
         let stats = self.worker.stats(view).unwrap();
-        stats.operators.iter().find(|o| o.name == "Aggregate").unwrap().lookahead
+        stats.operators.into_iter().find(|o| o.name == "Aggregate").unwrap()
     }
 
     /// Inserts, updates, deletes and a statement that fails.
-    async fn churn(&self, t: JobId, round: i64) {
+    pub(super) async fn churn(&self, t: JobId, round: i64) {
         self.insert(t, (0..30).map(|i| (round * 100 + i, (round * 7 + i) % 100))).await;
         let (id, v) = (round * 100, round * 7 % 100);
         self.dml(t, &[(id, v, -1), (id, v + 1, 1)], DmlKind::Change).await.unwrap();
@@ -91,10 +107,15 @@ async fn keys_of_statements_and_of_sealed_epochs_reach_the_operator_and_change_n
                 assert_eq!(c.rows(v).await, counts(&c.rows(t).await), "round {round}");
             }
             let told = c.lookahead(v);
-            assert_eq!(
-                (told.at_entry, told.at_root),
-                (lookahead != LookaheadMode::Root, lookahead == LookaheadMode::Root)
-            );
+            let candidates: &[&str] = match lookahead {
+                LookaheadMode::Auto => &["entry", "root"],
+                LookaheadMode::Entry => &["entry"],
+                _ => &["root"],
+            };
+            let measures = c.measures(v);
+            assert_eq!(measures.candidates(), candidates);
+            assert!(measures.places().iter().all(|p| candidates.contains(p)), "{measures:?}");
+            assert_eq!(measures.places().len(), 1);
             assert!(told.active > 0 && c.following() == 1, "{told:?}");
             assert!(told.hinted > 0 && told.prefetched > 0, "{lookahead:?}: {told:?}");
             c.worker.stop_job(v, Generation(1)).await;
@@ -117,7 +138,34 @@ async fn a_view_on_a_view_is_told_of_what_is_sealed() {
         assert_eq!(c.rows(w).await, counts(&c.rows(v).await), "round {round}");
     }
     let told = c.lookahead(w);
-    assert!(told.at_root && !told.at_entry && told.hinted > 0, "{told:?}");
+    assert!(told.hinted > 0, "{told:?}");
+    let measures = c.measures(w);
+    assert_eq!((measures.candidates(), measures.places()), (vec!["root"], vec!["root"]));
+}
+
+#[tokio::test]
+async fn the_place_where_rows_are_looked_at_changes_while_the_view_runs() {
+    for parallelism in [1, 2] {
+        let (c, t) = Cluster::with_table(cold(LookaheadMode::Auto)).await;
+        let v = c.view(2, t, counted(t), parallelism).await;
+        c.catch_up(v).await;
+        let mut hinted = 0;
+        for round in 0..20 {
+            if round == 10 {
+                assert_eq!(c.measures(v).places(), ["entry"]);
+                hinted = c.lookahead(v).hinted;
+                c.leave_places(v);
+                assert_eq!(c.measures(v).places(), ["root"]);
+            }
+            c.churn(t, round).await;
+            c.follow(v, t).await;
+            assert_eq!(c.rows(v).await, counts(&c.rows(t).await), "round {round}");
+        }
+        let told = c.lookahead(v);
+        assert_eq!(c.measures(v).places(), ["root"]);
+        assert!(hinted > 0 && told.hinted > hinted, "{told:?}");
+        assert_eq!(c.following(), 1, "by the same walker");
+    }
 }
 
 #[tokio::test]
@@ -148,8 +196,15 @@ async fn no_walker_runs_for_views_whose_state_is_in_memory() {
         for &view in views.iter().step_by(50) {
             c.follow(view, t).await;
             let told = c.lookahead(view);
-            assert!(told.at_entry && told.active == 0, "{told:?}");
+            assert!(told.active == 0, "{told:?}");
             assert_eq!((told.missed, told.hinted, told.resident), (0, 0, 0));
+            let measures = c.measures(view);
+            assert_eq!(measures.places(), ["entry"]);
+            assert_eq!(
+                (measures.ahead_requests, measures.reads.epochs),
+                (0, 0),
+                "nothing is measured"
+            );
         }
         assert_eq!(c.following(), 0);
     }

@@ -1,9 +1,12 @@
 //! A worker on an in-memory store, with a meta service that fits in a page: an epoch counter, each
 //! job's version, and cuts on request.
 
+mod ahead;
+mod chains;
 mod lookahead;
 mod lookups;
 mod pipeline;
+mod places;
 mod reads;
 mod staged;
 mod tables;
@@ -21,11 +24,13 @@ use millrace_common::collections::HashMap;
 use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
+use millrace_connector::ROW_ID;
+use millrace_graph::codec::encode_graph;
 use millrace_graph::{
     Blackhole, Edge, EdgeKind, Exchange, Fragment, JobGraph, Materialize, Node, Operator as Op,
     RelationLayout, StateTable, Subscribe, Union,
 };
-use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
+use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind, RowStorage};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, StatementId, VersionEdit};
 use millrace_storage::sim::{Profile, SimStore};
@@ -145,8 +150,23 @@ impl MetaService for Meta {
         last.map(|(_, o)| o.clone()).unwrap_or_default()
     }
 
-    fn graph(&self, _: RelationId) -> Option<Bytes> {
-        None
+    fn source_ahead(&self, _: RelationId, split: u32, offset: u64) -> Option<u64> {
+        let planned = self.0.offsets.lock();
+        let ends = planned.iter().flat_map(|(_, ends)| ends).filter(|(s, _)| *s == split);
+        ends.map(|(_, end)| *end).find(|end| *end > offset)
+    }
+
+    fn is_behind(&self, job: JobId) -> bool {
+        let jobs = self.0.jobs.lock();
+        let epoch = |id: JobId| jobs.get(&id).map_or(0, |job| job.start.version.epoch);
+        let committed = jobs.get(&job).filter(|job| job.start.version.commits > 0);
+        let inputs = committed.map(|job| job.start.inputs.as_slice()).unwrap_or_default();
+        inputs.iter().any(|input| epoch(RelationId(input.id)) > epoch(job))
+    }
+
+    fn graph(&self, id: RelationId) -> Option<Bytes> {
+        let jobs = self.0.jobs.lock();
+        encode_graph(jobs.get(&id)?.graph.as_ref()?).ok()
     }
 }
 
@@ -227,6 +247,35 @@ impl Cluster {
         let id = self.register(start, None);
         self.start(id).await.unwrap();
         id
+    }
+
+    /// A source of numbers, both columns the same.
+    pub async fn source(&self, id: u32) -> JobId {
+        let mut relation = relation(id, RelationKind::Source);
+        let option = |(name, value): (&str, &str)| OptionEntry {
+            name: name.to_string(),
+            value: value.to_string(),
+        };
+        let options = [
+            ("connector", "datagen"),
+            ("fields.id.kind", "sequence"),
+            ("fields.v.kind", "sequence"),
+        ];
+        relation.options = options.map(option).to_vec();
+        let row_id =
+            Column { name: ROW_ID.to_string(), hidden: true, ..relation.columns[0].clone() };
+        relation.columns.push(row_id);
+        relation.append_only = true;
+        let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
+        self.end_at(Epoch(version.epoch), 0);
+        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
+        self.start(id).await.unwrap();
+        id
+    }
+
+    /// So many rows of the source are there at an epoch.
+    pub fn end_at(&self, epoch: Epoch, rows: u64) {
+        self.meta.offsets.lock().push((epoch.0, vec![(0, rows)]));
     }
 
     /// A view over `input`, scanning it as of now; the first cut is still to be made.
