@@ -4,6 +4,8 @@ use std::sync::mpsc;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use millrace_common::task::spawn_on;
+
 use super::*;
 
 const BLOCK_BYTES: usize = 256 << 10;
@@ -93,7 +95,7 @@ fn stall(runtime: &Handle, threads: usize) -> Vec<mpsc::Sender<()>> {
     (0..threads).map(hold).collect()
 }
 
-/// A full directory of four areas, closed.
+/// A directory to which more was written than it holds, closed.
 async fn full() -> (tempfile::TempDir, DiskCacheOptions) {
     let directory = tempfile::tempdir().unwrap();
     let options = options(&directory, 64 << 20);
@@ -136,7 +138,8 @@ fn in_thread(what: &str, act: impl FnOnce() + Send + 'static) {
 /// The runtime on which the tier is used may end at any time, without waiting for the tier.
 #[test]
 fn a_runtime_ends_while_an_area_is_given_up() {
-    for tier_first in [true, false] {
+    // Whether another area is wanted by then differs.
+    for tier_first in [true, false].repeat(3) {
         in_thread("a runtime to end", move || {
             let runtime = runtime();
             let (_directory, options) = runtime.block_on(full());
@@ -146,7 +149,11 @@ fn a_runtime_ends_while_an_area_is_given_up() {
             (0..16).for_each(|block| tier.insert(key(block), bytes(block)));
             let given_up = || tier.areas("reclaiming") > 0;
             runtime.block_on(until("an area to be given up", given_up));
-            drop(stalled);
+            // Until the runtime drops its tasks.
+            spawn_on(runtime.handle(), "stall", async move {
+                let _stalled = stalled;
+                std::future::pending::<()>().await;
+            });
             if tier_first {
                 drop(tier);
                 drop(runtime);
