@@ -99,10 +99,7 @@ fn conditions_of_a_join_and_filters_behind_it_are_applied_as_far_as_they_can_be(
     let some = plan.above(joined, 5, 7);
     let counted = plan.group(some, &[5]);
     let found = plan.found_at(counted);
-    assert_eq!(
-        found[1],
-        "4.0 of 0: after 0; Filter price@0 > 10; Filter name@1 > 7; key (name@1)"
-    );
+    assert_eq!(found[1], "4.0 of 0: after 0; Filter price@0 > 10; Filter name@1 > 7; key (name@1)");
 }
 
 #[test]

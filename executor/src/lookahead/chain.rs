@@ -1,0 +1,235 @@
+//! Chained hints: what the keys of one lookahead find brings the keys of the next (docs/design.md §8).
+//!
+//! A hint of a lookahead that others are chained to carries columns of the hinted rows. The operator that takes it in
+//! pairs them with the rows that it has in memory for the keys, or reads ahead, and gives the pairs away through a
+//! [`Chain`]. The job's [`ChainWalker`] computes the next keys and sends them to the tasks that own them, as it would be
+//! done for rows. Nothing is paired unless an operator further on wants hints, nothing waits for room, and pairs are
+//! worth no more than the hints that they come from.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arrow::array::{ArrayRef, UInt32Array};
+use arrow::compute::take;
+use arrow::datatypes::SchemaRef;
+use millrace_graph::lookahead::{Chained, Lookahead, Place};
+use tokio::sync::mpsc;
+
+use super::Due;
+use super::operator::OperatorLookahead;
+use super::route::Route;
+use crate::error::ExecError;
+use crate::operators::nullable;
+use crate::state::arena::new_batch;
+
+/// Rows that are paired with a hinted one at most.
+pub const MAX_MATCHES: usize = 16;
+/// Lists of pairs that wait for the walker at most.
+const QUEUE: usize = 64;
+/// Pairs of one list at most.
+const LIST_PAIRS: usize = 1024;
+
+/// What a hint brings along for the lookaheads that are chained to it.
+pub struct Carried {
+    pub chain: Arc<Chain>,
+    /// A value for each key of the hint.
+    pub columns: Vec<ArrayRef>,
+    pub due: Due,
+    /// The operator itself wants no hints: what is not in memory is not read for this one.
+    pub is_alone: bool,
+}
+
+/// Of one lookahead: those that are chained to it.
+pub struct Chain {
+    /// The lookahead's number in the job.
+    stage: usize,
+    /// The input that is hinted.
+    pub port: usize,
+    /// How many columns a hint carries.
+    carried: usize,
+    /// The columns of the other input that are needed.
+    pub met: Vec<usize>,
+    next: Vec<Next>,
+    pairs: mpsc::Sender<Pairs>,
+    /// Pairs for which there was no room.
+    missed: AtomicU64,
+}
+
+/// The operator of a lookahead that is chained.
+struct Next {
+    tasks: Vec<Arc<OperatorLookahead>>,
+    /// Those that are chained to it.
+    chain: Option<Arc<Chain>>,
+}
+
+/// Hinted rows with rows that they meet.
+struct Pairs {
+    stage: usize,
+    /// What the hint has carried, then [`Chain::met`].
+    columns: Vec<ArrayRef>,
+    rows: usize,
+    due: Due,
+}
+
+impl Chain {
+    /// Some operator further on wants hints.
+    pub fn is_wanted(&self) -> bool {
+        let active = |next: &Next| next.tasks.iter().any(|task| task.is_active());
+        let behind = |next: &Next| next.chain.as_ref().is_some_and(|chain| chain.is_wanted());
+        self.next.iter().any(|next| active(next) || behind(next))
+    }
+
+    /// Gives away pairs: rows of a hint, and column by column the rows that they meet. Never waits.
+    pub fn give(
+        &self,
+        carried: &Carried,
+        rows: &[u32],
+        met: &[ArrayRef],
+    ) -> Result<(), ExecError> {
+        for from in (0..rows.len()).step_by(LIST_PAIRS) {
+            let part = &rows[from..rows.len().min(from + LIST_PAIRS)];
+            let Ok(place) = self.pairs.try_reserve() else {
+                self.missed.fetch_add((rows.len() - from) as u64, Ordering::Relaxed);
+                break;
+            };
+            let picked = UInt32Array::from(part.to_vec());
+            let own = carried.columns.iter().map(|c| take(c, &picked, None));
+            let mut columns = own.collect::<Result<Vec<ArrayRef>, _>>()?;
+            columns.extend(met.iter().map(|c| c.slice(from, part.len())));
+            let due = carried.due.clone();
+            place.send(Pairs { stage: self.stage, columns, rows: part.len(), due });
+        }
+        Ok(())
+    }
+}
+
+/// The chains of a job.
+pub struct Chains {
+    /// By the number of a lookahead.
+    of: Vec<Option<Arc<Chain>>>,
+    pairs: mpsc::Receiver<Pairs>,
+}
+
+impl Chains {
+    /// Of these lookaheads. `tasks`: the instances of a lookahead's operator.
+    pub fn new(
+        lookaheads: &[(Lookahead, Vec<Place>)],
+        tasks: impl Fn(&Lookahead) -> Vec<Arc<OperatorLookahead>>,
+    ) -> Chains {
+        let (sender, pairs) = mpsc::channel(QUEUE);
+        let mut of: Vec<Option<Arc<Chain>>> = vec![None; lookaheads.len()];
+        // Those that come last first.
+        let mut stages: Vec<usize> = (0..lookaheads.len()).collect();
+        stages.sort_by_key(|&stage| std::cmp::Reverse(lookaheads[stage].0.depth));
+        for stage in stages {
+            let chained = lookaheads.iter().enumerate().filter_map(|(i, (l, _))| {
+                let chained = l.chained.as_ref().filter(|c| c.after == stage)?;
+                Some((chained, Next { tasks: tasks(l), chain: of[i].clone() }))
+            });
+            let (chained, next): (Vec<&Chained>, Vec<Next>) = chained.unzip();
+            let met: BTreeSet<usize> = chained.iter().flat_map(|c| c.met.iter().copied()).collect();
+            let before = &lookaheads[stage].0;
+            of[stage] = (!next.is_empty()).then(|| {
+                Arc::new(Chain {
+                    stage,
+                    port: before.port,
+                    carried: before.carried.len(),
+                    met: met.into_iter().collect(),
+                    next,
+                    pairs: sender.clone(),
+                    missed: AtomicU64::new(0),
+                })
+            });
+        }
+        Chains { of, pairs }
+    }
+
+    /// What is chained to the lookahead of this number.
+    pub fn of(&self, stage: usize) -> Option<Arc<Chain>> {
+        self.of.get(stage)?.clone()
+    }
+
+    /// For the routes of lookaheads that are chained. `None`: there are none.
+    pub fn walker(self, routes: Vec<(&Lookahead, Route)>) -> Option<ChainWalker> {
+        let route = |(lookahead, route): (&Lookahead, Route)| {
+            let chained = lookahead.chained.as_ref()?;
+            let chain = self.of(chained.after)?;
+            let met = chained.met.iter().map(|c| chain.met.binary_search(c).ok());
+            let met = met.map(|at| Some(chain.carried + at?));
+            let columns = (0..chain.carried).map(Some).chain(met).collect::<Option<Vec<_>>>()?;
+            let schema = nullable(&lookahead.input);
+            Some(ChainRoute { chain, columns, schema, route })
+        };
+        let routes: Vec<ChainRoute> = routes.into_iter().filter_map(route).collect();
+        (!routes.is_empty()).then_some(ChainWalker { pairs: self.pairs, routes })
+    }
+}
+
+/// Lookaheads without those that are left out and those that are chained to one of these; their numbers change.
+pub fn without_gaps(
+    all: Vec<Option<(Lookahead, Vec<Place>)>>,
+) -> Vec<(Lookahead, Vec<Place>)> {
+    let mut number: Vec<Option<usize>> = vec![None; all.len()];
+    let mut order: Vec<usize> = (0..all.len()).filter(|&i| all[i].is_some()).collect();
+    order.sort_by_key(|&i| all[i].as_ref().map(|(l, _)| l.depth));
+    let mut all = all;
+    let mut kept = Vec::with_capacity(order.len());
+    for i in order {
+        let Some((mut lookahead, places)) = all[i].take() else { continue };
+        if let Some(chained) = &mut lookahead.chained {
+            let Some(after) = number.get(chained.after).copied().flatten() else { continue };
+            chained.after = after;
+        }
+        number[i] = Some(kept.len());
+        kept.push((lookahead, places));
+    }
+    kept
+}
+
+/// A lookahead that is chained.
+struct ChainRoute {
+    /// To this.
+    chain: Arc<Chain>,
+    /// Of the steps' input, by position among what is given away.
+    columns: Vec<usize>,
+    schema: SchemaRef,
+    route: Route,
+}
+
+impl ChainRoute {
+    async fn look(&mut self, pairs: &Pairs) -> Result<(), ExecError> {
+        let column = |&c: &usize| pairs.columns.get(c).cloned();
+        let columns = self.columns.iter().map(column).collect::<Option<Vec<ArrayRef>>>();
+        let missing = || ExecError::internal("a pair of a chained hint without a column");
+        let rows = new_batch(&self.schema, columns.ok_or_else(missing)?, pairs.rows)?;
+        self.route.look(rows, &pairs.due).await
+    }
+}
+
+/// See the module. One for each job that has lookaheads which are chained.
+pub struct ChainWalker {
+    pairs: mpsc::Receiver<Pairs>,
+    routes: Vec<ChainRoute>,
+}
+
+impl ChainWalker {
+    /// Until the job ends.
+    pub async fn run(mut self) {
+        while let Some(pairs) = self.pairs.recv().await {
+            let behind = |r: &&mut ChainRoute| r.chain.stage == pairs.stage;
+            for route in self.routes.iter_mut().filter(behind) {
+                let missed = route.chain.missed.swap(0, Ordering::Relaxed);
+                route.route.note_dropped(missed);
+                if !route.route.is_active() {
+                    continue;
+                }
+                if let Err(error) = route.look(&pairs).await {
+                    // The job's own rows will tell, if it is of any importance.
+                    tracing::debug!(%error, "keys of chained hints could not be computed");
+                }
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
