@@ -81,12 +81,7 @@ impl Chain {
     }
 
     /// Gives away pairs: rows of a hint, and column by column the rows that they meet. Never waits.
-    pub fn give(
-        &self,
-        carried: &Carried,
-        rows: &[u32],
-        met: &[ArrayRef],
-    ) -> Result<(), ExecError> {
+    pub fn give(&self, carried: &Carried, rows: &[u32], met: &[ArrayRef]) -> Result<(), ExecError> {
         for from in (0..rows.len()).step_by(LIST_PAIRS) {
             let part = &rows[from..rows.len().min(from + LIST_PAIRS)];
             let Ok(place) = self.pairs.try_reserve() else {
@@ -167,9 +162,7 @@ impl Chains {
 }
 
 /// Lookaheads without those that are left out and those that are chained to one of these; their numbers change.
-pub fn without_gaps(
-    all: Vec<Option<(Lookahead, Vec<Place>)>>,
-) -> Vec<(Lookahead, Vec<Place>)> {
+pub fn without_gaps(all: Vec<Option<(Lookahead, Vec<Place>)>>) -> Vec<(Lookahead, Vec<Place>)> {
     let mut number: Vec<Option<usize>> = vec![None; all.len()];
     let mut order: Vec<usize> = (0..all.len()).filter(|&i| all[i].is_some()).collect();
     order.sort_by_key(|&i| all[i].as_ref().map(|(l, _)| l.depth));
