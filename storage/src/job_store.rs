@@ -27,7 +27,7 @@ use tokio::time::Instant;
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
 use crate::memrun::{MemRun, SealId};
-use crate::put_waits::{PutKind, PutWait, PutWaits, Waiting};
+use crate::put_waits::{PutKind, PutWaits};
 use crate::read_counts::{ReadCounts, TableReads};
 use crate::run_writer::{Built, in_background};
 use crate::snapshot::Snapshot;
@@ -113,7 +113,7 @@ pub struct JobStore {
     /// When a part of a large delta was last encoded or uploaded.
     uploaded: Mutex<Option<Instant>>,
     /// What its epochs wait for.
-    puts: PutWaits,
+    pub(crate) puts: PutWaits,
     /// The most runs of one of its tables that may hold one key.
     overlap: AtomicUsize,
     /// Whether the job is among those to be looked at (`Shared::touched`).
@@ -149,16 +149,6 @@ impl JobStore {
     /// How long ago the last part of a large delta was encoded or uploaded.
     pub fn since_upload(&self) -> Option<Duration> {
         self.uploaded.lock().map(|at| self.env().elapsed(at))
-    }
-
-    /// The job waits for a put until the answer is dropped.
-    pub(crate) fn wait_for_put(&self, kind: PutKind) -> Waiting {
-        self.puts.begin(kind, self.env())
-    }
-
-    /// The puts that epochs of the job wait for: of commits, of what is spilled, of what a sink stages.
-    pub fn put_waits(&self) -> Vec<PutWait> {
-        self.puts.read(self.env())
     }
 
     /// Opens the committed version: fetches and decodes all tail slices, in one round.

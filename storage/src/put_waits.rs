@@ -7,6 +7,7 @@ use millrace_common::EnvHandle;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::job_store::JobStore;
 use crate::object::{PutProgress, PutWatch};
 
 /// What a put writes.
@@ -88,6 +89,18 @@ pub(crate) struct Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         self.all.lock().retain(|other| !Arc::ptr_eq(other, &self.wait));
+    }
+}
+
+impl JobStore {
+    /// The job waits for a put until the answer is dropped.
+    pub(crate) fn wait_for_put(&self, kind: PutKind) -> Waiting {
+        self.puts.begin(kind, self.env())
+    }
+
+    /// The puts that epochs of the job wait for: of commits, of what is spilled, of what a sink stages.
+    pub fn put_waits(&self) -> Vec<PutWait> {
+        self.puts.read(self.env())
     }
 }
 
