@@ -134,7 +134,8 @@ async fn measured(client: &Client) {
     for view in ["named", "plain"] {
         let share = "epochs > 0 AND epochs_without_demand >= 0 AND epochs_without_demand <= 1";
         assert_eq!(one(client, &of(view, share)).await, "t", "{view}");
-        let ordered = "read_p50_ms > 0 AND read_p50_ms <= read_p90_ms AND read_p90_ms <= read_p99_ms";
+        let ordered =
+            "read_p50_ms > 0 AND read_p50_ms <= read_p90_ms AND read_p90_ms <= read_p99_ms";
         assert_eq!(one(client, &of(view, ordered)).await, "t", "{view}");
         assert_eq!(one(client, &of(view, "dollars_per_million_rows > 0")).await, "t", "{view}");
         assert_eq!(one(client, &of(view, "requests_demand > 0")).await, "t", "{view}");

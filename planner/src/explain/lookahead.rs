@@ -41,7 +41,8 @@ fn line(
     if let Some(time) = l.time {
         let _ = write!(line, " time ({})", list(&l.schema, &[time]));
     }
-    let name = |id: RelationId| (relations.name)(id).unwrap_or_else(|| format!("relation {}", id.0));
+    let name =
+        |id: RelationId| (relations.name)(id).unwrap_or_else(|| format!("relation {}", id.0));
     let from = name(l.relation);
     let _ = write!(line, " from {from} at {}", places(graph, l, relations).join(", "));
     if !through.is_empty() {
