@@ -47,6 +47,13 @@ impl MetaState {
         Backlog { quiet, late, bytes: self.volume_between(inputs, own, upto, limit) }
     }
 
+    /// Whether inputs of a job have changes that it has not committed.
+    pub fn is_behind(&self, id: RelationId) -> bool {
+        let Some(job) = self.jobs.get(&id) else { return false };
+        let committed = Epoch(job.version.epoch);
+        self.inputs(id).iter().any(|input| self.last_change(*input) > committed)
+    }
+
     /// Bytes of change of these relations after an epoch. `None`: not known that far back. Nothing of a source is kept.
     pub fn changed_bytes(&self, ids: &[RelationId], after: Epoch) -> Option<u64> {
         let limit = StepLimit { bytes: u64::MAX, source_row_bytes: 0 };

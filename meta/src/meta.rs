@@ -521,11 +521,7 @@ impl MetaService for Meta {
     }
 
     fn is_behind(&self, job: JobId) -> bool {
-        let state = self.shared.state.read();
-        let Some(committed) = state.jobs.get(&job).map(|j| Epoch(j.version.epoch)) else {
-            return false;
-        };
-        state.inputs(job).iter().any(|input| state.last_change(*input) > committed)
+        self.shared.state.read().is_behind(job)
     }
 
     fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {

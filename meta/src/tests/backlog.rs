@@ -99,6 +99,17 @@ fn volumes(state: &MetaState, id: RelationId, own: Epoch, cuts: &[Epoch], pace: 
     from.zip(cuts).map(volume).collect()
 }
 
+#[test]
+fn a_job_is_behind_while_an_input_has_changes_that_it_lacks() {
+    let mut state = busy_table(1_000, |_| 100);
+    let head = state.epoch;
+    let (behind, level) = (RelationId(2), RelationId(3));
+    add(&mut state, behind, &[T], [(Epoch(5), Epoch(6), 1)]);
+    add(&mut state, level, &[T], [(Epoch(5), head, 1)]);
+    let all = [behind, level, T, RelationId(9)];
+    assert_eq!(all.map(|id| state.is_behind(id)), [true, false, false, false]);
+}
+
 /// Whether nobody waits for it, or somebody for any or for just this epoch: no step is too large, and all is reached.
 #[test]
 fn a_backlog_is_taken_in_steps_of_bounded_bytes() {
