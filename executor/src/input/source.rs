@@ -216,8 +216,8 @@ impl SourceReader {
         })
     }
 
-    /// What was read ahead of a split, if it may be handed out as it is: it ends before `until`, and a bad row in it does
-    /// not fail. Takes the reader back where there is nothing.
+    /// What was read ahead of a split, if it may be handed out as it is: it ends at `until` at the latest, and a bad row
+    /// in it does not fail. Takes the reader back where there is nothing.
     async fn held(&mut self, at: usize, until: u64) -> Option<RawBatch> {
         let ahead = self.ahead.as_ref()?;
         let split = &mut self.splits[at];

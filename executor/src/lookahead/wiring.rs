@@ -132,17 +132,7 @@ impl Wiring {
             (0..).map_while(task).collect()
         });
         let ahead = HashMap::default();
-        Wiring {
-            lookaheads,
-            ahead,
-            changed,
-            senders,
-            receivers,
-            operators,
-            sides,
-            chains,
-            origins,
-        }
+        Wiring { lookaheads, ahead, changed, senders, receivers, operators, sides, chains, origins }
     }
 
     /// Whom the tasks of a leaf are to tell of what they read ahead, if anybody may look at it.
@@ -228,10 +218,10 @@ impl Wiring {
         ctx: &OperatorContext<'_>,
     ) -> Vec<Walker> {
         let walker = |(leaf, followers): (&NodeId, &Arc<Uncommitted>)| {
-            let (relation, columns) = subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
-            let is_own = |l: &&Lookahead| {
-                (l.leaf, l.relation) == (*leaf, relation) && l.chained.is_none()
-            };
+            let (relation, columns) =
+                subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
+            let is_own =
+                |l: &&Lookahead| (l.leaf, l.relation) == (*leaf, relation) && l.chained.is_none();
             let own = self.lookaheads.iter().map(|(l, _)| l).filter(is_own);
             // One that cannot be computed has been told of.
             let routes = own.filter_map(|l| self.route(graph, l, metrics, ctx).ok());
