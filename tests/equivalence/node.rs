@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace::{Config, Overrides, Standalone, Tuning};
-use millrace_executor::options::{ExecOptions, StateAccess};
+use millrace_executor::options::{ExecOptions, LookaheadMode, StateAccess};
 use millrace_graph::codec::decode_graph;
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
@@ -14,6 +14,10 @@ use tokio_postgres::Client;
 
 use crate::case::Mode;
 use crate::coverage::{self, Reads};
+
+/// Wherever rows are looked at ahead, views are the same.
+const PLACES: [LookaheadMode; 4] =
+    [LookaheadMode::Auto, LookaheadMode::Leaf, LookaheadMode::Entry, LookaheadMode::Root];
 
 /// How to run a node.
 #[derive(Clone)]
@@ -32,6 +36,8 @@ impl NodeOptions {
         } else {
             memory
         };
+        // Each mode meets each place.
+        let place = seed as usize / Mode::ALL.len() % PLACES.len();
         let tiny = !matches!(mode, Mode::Plain | Mode::Concurrent);
         let exec = if tiny {
             ExecOptions {
@@ -46,6 +52,7 @@ impl NodeOptions {
                 changelog_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
                 delay_reads: mode != Mode::Crash,
+                lookahead: PLACES[place],
                 random_hints: matches!(mode, Mode::TinyCaches | Mode::SlowStore | Mode::Crash),
                 state_access: if mode == Mode::Synchronous {
                     StateAccess::Synchronous
