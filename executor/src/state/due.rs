@@ -51,10 +51,6 @@ pub struct DueMarks {
 }
 
 impl DueMarks {
-    pub fn len(&self) -> usize {
-        self.of.len()
-    }
-
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
     }
@@ -143,7 +139,7 @@ mod tests {
         let mut marks = DueMarks::default();
         marks.mark(&Due::at(10), 0, vec![(1, true), (2, true), (3, false)]);
         marks.mark(&Due::at(20), 0, vec![(2, false)]);
-        assert_eq!(marks.len(), 3);
+        assert_eq!(marks.of.len(), 3);
         assert!(marks.take(3).is_some_and(|mark| !mark.is_read) && marks.take(3).is_none());
         assert_eq!(slots(marks.pass(9)), []);
         assert_eq!(slots(marks.pass(15)), [(1, true)]);
