@@ -150,6 +150,7 @@ pub struct Order {
     pub parallelism: usize,
     pub runs: u32,
     pub svg: Option<std::path::PathBuf>,
+    pub quick: bool,
 }
 
 impl Args {
@@ -182,6 +183,7 @@ impl Args {
             parallelism: self.parallelism,
             runs,
             svg: self.svg.clone(),
+            quick: self.quick,
         })
     }
 
