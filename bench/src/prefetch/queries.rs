@@ -150,7 +150,7 @@ pub const QUERIES: &[Query] = &[
     },
 ];
 
-/// The least row number whose key is any of all, in [`ADAPT`]; those below have one of 500, whose state a cache holds.
+/// The least row number whose key is any of all, in [`ADAPT`]; those below have one of 100, whose state a cache holds.
 pub const COLD_ROWS: u64 = 1_000_000_000;
 
 /// A join by a key that a projection makes: of few keys, and of all from [`COLD_ROWS`] on.
@@ -160,7 +160,7 @@ pub const ADAPT: Query = Query {
     caches: 1,
     views: &[(
         "out",
-        "SELECT e.id, e.v, d0.a FROM (SELECT id, v, CASE WHEN id < 1000000000 THEN k0 % 500 ELSE k0 END AS k \
+        "SELECT e.id, e.v, d0.a FROM (SELECT id, v, CASE WHEN id < 1000000000 THEN k0 % 100 ELSE k0 END AS k \
          FROM events) AS e JOIN d0 ON e.k = d0.k",
     )],
     history: 0,
