@@ -185,8 +185,18 @@ impl ExecOptions {
 
     /// For the job of a relation with these options: what they do not tell stays as it is.
     pub fn for_job<'a>(&self, option: impl Fn(&str) -> Option<&'a str>) -> ExecOptions {
-        let [lookahead, access, policy, rows, counters, threshold, halve_after, value, requests, bytes] =
-            JOB_OPTIONS.map(option);
+        let [
+            lookahead,
+            access,
+            policy,
+            rows,
+            counters,
+            threshold,
+            halve_after,
+            value,
+            requests,
+            bytes,
+        ] = JOB_OPTIONS.map(option);
         let percent: Option<f64> = parsed(value);
         let lookahead_value = percent.map_or(self.lookahead_value, |percent| percent / 100.0);
         let lookahead = lookahead.and_then(LookaheadMode::parse).unwrap_or(self.lookahead);

@@ -13,8 +13,8 @@ pub mod presence;
 pub mod random_hints;
 pub mod read_ahead;
 mod route;
-pub mod sketch;
 pub mod sides;
+pub mod sketch;
 pub mod slack;
 pub mod stream_ahead;
 #[cfg(test)]

@@ -74,7 +74,8 @@ impl OperatorLookahead {
 
     /// Hints were in vain: whether there are other places to look at rows, which are taken.
     fn leave(&self) -> bool {
-        self.sides.iter().fold(false, |any, side| side.leave() || any)
+        // Each side leaves its place, so no search that ends at the first.
+        self.sides.iter().filter(|side| side.leave()).count() > 0
     }
 
     /// Hints are wanted. Cheap: asked by walkers for every chunk.

@@ -310,12 +310,7 @@ impl BlockCache {
     }
 
     /// Decodes what was read from the store and passes its bytes to the disk tier.
-    fn take<U: Unit>(
-        &self,
-        lead: &Lead<U>,
-        bytes: &Bytes,
-        keep: bool,
-    ) -> Result<Arc<U::Value>> {
+    fn take<U: Unit>(&self, lead: &Lead<U>, bytes: &Bytes, keep: bool) -> Result<Arc<U::Value>> {
         let decoded = lead.unit.decode(bytes)?;
         if keep
             && U::ON_DISK
@@ -327,9 +322,7 @@ impl BlockCache {
     }
 
     fn answer<U: Unit>(&self, lead: Lead<U>, value: Result<Arc<U::Value>>, keep: bool) {
-        if keep
-            && let Ok(value) = &value
-        {
+        if keep && let Ok(value) = &value {
             U::memory(self).insert(lead.key, Arc::clone(value));
         }
         lead.promise.answer(value);

@@ -34,9 +34,9 @@ use millrace_common::{DeltaChunk, Epoch};
 use millrace_storage::MemRun;
 
 use self::emitter::{Emitter, OutputColumns};
+use self::pairing::{JoinSpec, PairingCore};
 #[cfg(test)]
 pub(super) use self::pairing::{MAX_NOTES, STEP_CHUNKS};
-use self::pairing::{JoinSpec, PairingCore};
 use self::policy::{MatchStatus, NullKeys, Policy};
 use super::{BuildContext, Built, Env, Tables};
 use crate::error::ExecError;
