@@ -173,7 +173,7 @@ impl World {
             until_open(&server).await?;
         }
         let client = connect(server.address.port()).await?;
-        Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, dir: dir })
+        Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, dir })
     }
 }
 
