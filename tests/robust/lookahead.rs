@@ -31,6 +31,8 @@ async fn cold_items(store: &SimStore) -> Node {
     let options = NodeOptions {
         flush_bytes: 64 << 10,
         block_bytes: Some(1 << 10),
+        // Hints are dropped while memory is tight.
+        memory_limit: 2 << 30,
         ..NodeOptions::new(Arc::new(store.clone()))
     };
     let node = Node::start(&options).await;
@@ -159,6 +161,8 @@ async fn a_key_that_comes_out_of_a_row_is_read_ahead_behind_it() {
     let options = NodeOptions {
         flush_bytes: 64 << 10,
         block_bytes: Some(1 << 10),
+        // Hints are dropped while memory is tight.
+        memory_limit: 2 << 30,
         ..NodeOptions::new(Arc::new(store.clone()))
     };
     let query = "SELECT o.id, m.name FROM orders o JOIN items i ON o.item = i.id \

@@ -23,6 +23,8 @@ pub struct NodeOptions {
     /// Committed memory of a job beyond which it goes into runs.
     pub flush_bytes: usize,
     pub block_bytes: Option<usize>,
+    /// What the whole process holds counts, with all servers of other tests.
+    pub memory_limit: usize,
     pub tuning: Tuning,
     /// Instead of the machine's clock.
     pub env: EnvHandle,
@@ -34,15 +36,17 @@ impl NodeOptions {
             store,
             flush_bytes: 16 << 20,
             block_bytes: None,
+            memory_limit: 256 << 20,
             tuning: Tuning::DEFAULT,
             env: EnvHandle::default(),
         }
     }
 }
 
-fn config(tuning: Tuning) -> Config {
+fn config(options: &NodeOptions) -> Config {
     Config {
-        tuning,
+        tuning: options.tuning,
+        memory_limit: options.memory_limit,
         barrier_interval: Duration::from_millis(20),
         ..Config::embedded(&std::env::temp_dir())
     }
@@ -64,7 +68,7 @@ impl Node {
             ..Overrides::default()
         };
         let started = runtime
-            .spawn(Standalone::start(config(options.tuning), overrides))
+            .spawn(Standalone::start(config(options), overrides))
             .await
             .expect("no panic");
         match started {
