@@ -13,6 +13,7 @@ use millrace_rpc::catalog::RowStorage;
 use crate::block::Entries;
 use crate::entry::{Found, Gather};
 use crate::error::StorageError;
+use crate::ttl_filter::Retain;
 
 /// Sorted batches of one memtable, memory run or disk run (all of it, or the blocks that matter).
 #[derive(Clone, Debug)]
@@ -80,6 +81,8 @@ pub(crate) struct Lookups {
     /// Of values, as the table declares it.
     pub schema: SchemaRef,
     pub as_of: Epoch,
+    /// Of what exists, only what it keeps is found, and counts for limits. `None`: all.
+    pub retain: Option<Retain>,
     pub sources: Vec<Sorted>,
 }
 
@@ -96,7 +99,7 @@ impl Lookups {
         let mut rest = &hits[..];
         while let Some(first) = rest.first() {
             let n = rest.iter().take_while(|h| h.input == first.input).count();
-            out.consolidate(self.storage, &rest[..n]);
+            self.consolidate(&rest[..n], &mut out);
             rest = &rest[n..];
         }
         out.finish(self)
@@ -146,7 +149,7 @@ impl Lookups {
         })
     }
 
-    /// The entries that exist under each prefix, at most `limit` a prefix.
+    /// The entries that exist under each prefix, at most `limit` a prefix: fewer are all.
     pub fn scan(
         &self,
         prefixes: &BinaryArray,
@@ -160,7 +163,7 @@ impl Lookups {
         out.finish(self)
     }
 
-    /// The entries that exist with start ≤ key < end, at most `limit` a range.
+    /// The entries that exist with start ≤ key < end, at most `limit` a range: fewer are all.
     pub fn ranges(
         &self,
         starts: &BinaryArray,
@@ -199,7 +202,7 @@ impl Lookups {
                 && self.key_of(last) == self.sources[source].key(at)
             {
             } else {
-                out.consolidate(self.storage, &group);
+                self.consolidate(&group, out);
                 group.clear();
             }
             let (Some(c), Some((source, at))) = (least, next) else { break };
@@ -210,6 +213,22 @@ impl Lookups {
                     cursors.swap_remove(c);
                 }
             }
+        }
+    }
+
+    /// Finds what the entries of one key, oldest first, come to.
+    fn consolidate(&self, hits: &[Hit], out: &mut Picked) {
+        let Some(last) = hits.last() else { return };
+        let weight = match self.storage {
+            RowStorage::Multiset => hits.iter().fold(0i64, |sum, h| sum.wrapping_add(h.weight)),
+            RowStorage::Keyed | RowStorage::Append => last.weight,
+        };
+        let (source, batch, row) = (last.source as usize, last.batch as usize, last.row as usize);
+        let is_kept = |retain: &Retain| retain.keeps(&self.sources[source].batches[batch], row);
+        if weight > 0 && self.retain.as_ref().is_none_or(is_kept) {
+            out.inputs.push(last.input);
+            out.picks.push((source, batch, row));
+            out.weights.push(weight);
         }
     }
 
@@ -235,20 +254,6 @@ struct Picked {
 }
 
 impl Picked {
-    /// All entries of one key, oldest first.
-    fn consolidate(&mut self, storage: RowStorage, hits: &[Hit]) {
-        let Some(last) = hits.last() else { return };
-        let weight = match storage {
-            RowStorage::Multiset => hits.iter().fold(0i64, |sum, h| sum.wrapping_add(h.weight)),
-            RowStorage::Keyed | RowStorage::Append => last.weight,
-        };
-        if weight > 0 {
-            self.inputs.push(last.input);
-            self.picks.push((last.source as usize, last.batch as usize, last.row as usize));
-            self.weights.push(weight);
-        }
-    }
-
     fn finish(self, lookups: &Lookups) -> Result<Found, StorageError> {
         // Only batches that answered something take part in the gather.
         let mut used: Vec<(usize, usize)> = self.picks.iter().map(|p| (p.0, p.1)).collect();

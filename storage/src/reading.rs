@@ -121,15 +121,6 @@ impl Reading {
         let found = Found::concat(inputs, parts.into_iter().map(|p| p.found).collect())?;
         Ok(if in_order { found } else { found.by_input()? })
     }
-
-    /// The same parts, each with what `change` makes of it.
-    pub fn map(self, change: impl Fn(Found) -> Result<Found> + Send + 'static) -> Reading {
-        let parts = self.parts.map(move |part| {
-            let Part { asked, found, is_last } = part?;
-            Ok(Part { asked, found: change(found)?, is_last })
-        });
-        Reading::of_class(parts.boxed(), self.class)
-    }
 }
 
 /// The answer to a batched read. Not boxed: the usual case, all in memory, allocates nothing more.

@@ -4,15 +4,15 @@
 //! The bound only rises, and its owner promises that nothing older is written any more. It is kept in
 //! the job's version, so that after a restart nothing comes back.
 
-use arrow::array::{Array, AsArray, BinaryArray, BooleanArray, RecordBatch};
+use arrow::array::{
+    Array, AsArray, BinaryArray, BooleanArray, RecordBatch, TimestampMicrosecondArray,
+};
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::filter_record_batch;
-use arrow::datatypes::TimestampMicrosecondType;
 use millrace_common::access::RetentionBy;
 use millrace_common::keys::VNODE_BYTES;
 
 use crate::block::{Entries, Epochs};
-use crate::entry::Found;
 use crate::error::Result;
 use crate::merge::Mode;
 use crate::table::RowStorage;
@@ -27,19 +27,19 @@ pub(crate) struct Retain {
 impl Retain {
     /// The entries that stay; `None`: all.
     fn mask(&self, keys: &BinaryArray, values: &RecordBatch) -> Option<BooleanArray> {
-        let stays = match self.by {
-            RetentionBy::Key => BooleanBuffer::collect_bool(keys.len(), |i| {
-                key_time(keys.value(i)).is_none_or(|t| t >= self.bound)
-            }),
-            RetentionBy::Value(column) => {
-                let times = values.columns().get(column)?;
-                let times = times.as_primitive_opt::<TimestampMicrosecondType>()?;
-                BooleanBuffer::collect_bool(keys.len(), |i| {
-                    times.is_null(i) || times.value(i) >= self.bound
-                })
-            }
-        };
+        let times = Times::new(self.by, keys, values)?;
+        let stays = BooleanBuffer::collect_bool(keys.len(), |row| self.is_in_time(times.at(row)));
         (stays.count_set_bits() < keys.len()).then(|| BooleanArray::new(stays, None))
+    }
+
+    /// Whether an entry stays.
+    pub fn keeps(&self, entries: &Entries, row: usize) -> bool {
+        let times = Times::new(self.by, &entries.keys, &entries.values);
+        times.is_none_or(|times| self.is_in_time(times.at(row)))
+    }
+
+    fn is_in_time(&self, time: Option<i64>) -> bool {
+        time.is_none_or(|time| time >= self.bound)
     }
 
     /// Whether a merge may drop what is below the bound: where the time is not part of the key, an entry
@@ -69,16 +69,30 @@ impl Retain {
             values: filter_record_batch(&entries.values, &mask)?,
         })
     }
+}
 
-    pub fn found(&self, found: Found) -> Result<Found> {
-        let Some(mask) = self.mask(&found.keys, &found.values) else { return Ok(found) };
-        let filter = |a: &dyn Array| arrow::compute::filter(a, &mask);
-        Ok(Found {
-            input: filter(&found.input)?.as_primitive().clone(),
-            keys: filter(&found.keys)?.as_binary::<i32>().clone(),
-            weights: filter(&found.weights)?.as_primitive().clone(),
-            values: filter_record_batch(&found.values, &mask)?,
-        })
+/// Where the times of entries are.
+enum Times<'a> {
+    Keys(&'a BinaryArray),
+    Values(&'a TimestampMicrosecondArray),
+}
+
+impl<'a> Times<'a> {
+    /// `None`: the entries have none.
+    fn new(by: RetentionBy, keys: &'a BinaryArray, values: &'a RecordBatch) -> Option<Times<'a>> {
+        match by {
+            RetentionBy::Key => Some(Times::Keys(keys)),
+            RetentionBy::Value(column) => {
+                values.columns().get(column)?.as_primitive_opt().map(Times::Values)
+            }
+        }
+    }
+
+    fn at(&self, row: usize) -> Option<i64> {
+        match self {
+            Times::Keys(keys) => key_time(keys.value(row)),
+            Times::Values(times) => times.is_valid(row).then(|| times.value(row)),
+        }
     }
 }
 
@@ -94,7 +108,7 @@ fn key_time(key: &[u8]) -> Option<i64> {
 mod tests {
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, TimestampMicrosecondArray};
+    use arrow::array::ArrayRef;
     use arrow::datatypes::{DataType, TimeUnit};
     use millrace_common::keys::KeyCodec;
 

@@ -25,6 +25,7 @@ use crate::reading::Lookup;
 use crate::run::RunReader;
 use crate::spill::{self, Spill};
 use crate::table::TableDesc;
+use crate::ttl_filter::Retain;
 use crate::version::TableVersion;
 
 /// Runs sealed by a writer and not yet in the shared version. Shared with the job's store, which takes out
@@ -153,27 +154,23 @@ impl TableWriter {
         self.lookup(LookupRequest::Ranges { starts, ends, limit })
     }
 
+    /// Without what the table's retention has dropped.
     fn lookup(&self, question: LookupRequest) -> Lookup {
-        let retain = self.store.version().table(self.desc.id).ok().and_then(|t| t.retain);
-        match (self.ask(question), retain) {
-            (lookup, None) => lookup,
-            (Lookup::Ready(found), Some(retain)) => match retain.found(found) {
-                Ok(found) => Lookup::Ready(found),
-                Err(e) => Lookup::failed(e),
-            },
-            (Lookup::Pending(reading), Some(retain)) => {
-                Lookup::Pending(reading.map(move |found| retain.found(found)))
-            }
-        }
+        self.ask(question, |table| table.retain)
     }
 
-    fn ask(&self, question: LookupRequest) -> Lookup {
+    fn ask(
+        &self,
+        question: LookupRequest,
+        retain: impl Fn(&TableVersion) -> Option<Retain>,
+    ) -> Lookup {
         let sources = match self.sources(&question) {
             Ok(sources) => sources,
             Err(e) => return Lookup::failed(e),
         };
         let (table, memory, early) = sources;
-        ask_all(&self.store, table, memory, &early, Epoch::MAX, question)
+        let lookups = lookups(&table, memory, Epoch::MAX, retain(&table));
+        ask_all(&self.store, table, lookups, &early, question)
     }
 
     /// The version's table, all sources in memory, and the runs of early seals.
@@ -214,7 +211,7 @@ impl TableWriter {
     pub fn is_empty(&self) -> bool {
         let everything = BinaryArray::from_iter_values([b""]);
         self.memory_complete()
-            && matches!(self.ask(LookupRequest::Prefixes(everything, Some(1))),
+            && matches!(self.ask(LookupRequest::Prefixes(everything, Some(1)), |_| None),
                 Lookup::Ready(found) if found.is_empty())
     }
 
@@ -290,25 +287,34 @@ pub(crate) fn ask(
     as_of: Epoch,
     question: LookupRequest,
 ) -> Lookup {
-    ask_all(store, table, memory, &[], as_of, question)
+    let lookups = lookups(&table, memory, as_of, None);
+    ask_all(store, table, lookups, &[], question)
+}
+
+fn lookups(
+    table: &TableVersion,
+    memory: Vec<Sorted>,
+    as_of: Epoch,
+    retain: Option<Retain>,
+) -> Lookups {
+    Lookups {
+        storage: table.desc.storage,
+        schema: Arc::clone(&table.desc.value_schema),
+        as_of,
+        retain,
+        sources: memory,
+    }
 }
 
 fn ask_all(
     store: &JobStore,
     table: Arc<TableVersion>,
-    memory: Vec<Sorted>,
+    lookups: Lookups,
     early: &[EarlyRun],
-    as_of: Epoch,
     question: LookupRequest,
 ) -> Lookup {
     let keys = question.strings().len() as u64;
     let reads = (!table.disk.is_empty() && keys > 0).then(|| Arc::clone(&table.reads));
-    let lookups = Lookups {
-        storage: table.desc.storage,
-        schema: Arc::clone(&table.desc.value_schema),
-        as_of,
-        sources: memory,
-    };
     let lookup = match disk::ask(&store.shared, &table, early, question, lookups) {
         Ok(lookup) => lookup,
         Err(e) => return Lookup::failed(e),
