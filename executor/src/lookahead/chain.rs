@@ -20,8 +20,9 @@ use super::Due;
 use super::operator::OperatorLookahead;
 use super::route::Route;
 use crate::error::ExecError;
+use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::operators::nullable;
-use crate::state::arena::new_batch;
+use crate::state::arena::{column_bytes, new_batch};
 
 /// Rows that are paired with a hinted one at most.
 pub const MAX_MATCHES: usize = 16;
@@ -29,6 +30,9 @@ pub const MAX_MATCHES: usize = 16;
 const QUEUE: usize = 64;
 /// Pairs of one list at most.
 const LIST_PAIRS: usize = 1024;
+/// Bytes of one list at most, and of what the rows that are met bring to the lists of one hint: pairs with larger rows
+/// are dropped.
+pub const LIST_BYTES: usize = 256 << 10;
 
 /// What a hint brings along for the lookaheads that are chained to it.
 pub struct Carried {
@@ -38,6 +42,15 @@ pub struct Carried {
     pub due: Due,
     /// The operator itself wants no hints: what is not in memory is not read for this one.
     pub is_alone: bool,
+    /// Of the columns.
+    pub account: Reservation,
+}
+
+impl Carried {
+    /// Of the columns.
+    pub fn bytes(&self) -> usize {
+        self.account.bytes()
+    }
 }
 
 /// Of one lookahead: those that are chained to it.
@@ -52,7 +65,7 @@ pub struct Chain {
     pub met: Vec<usize>,
     next: Vec<Next>,
     pairs: mpsc::Sender<Pairs>,
-    /// Pairs for which there was no room.
+    /// Rows and pairs for which there was no room.
     missed: AtomicU64,
 }
 
@@ -70,6 +83,8 @@ struct Pairs {
     columns: Vec<ArrayRef>,
     rows: usize,
     due: Due,
+    /// Of the columns, as long as the list waits.
+    _account: Reservation,
 }
 
 impl Chain {
@@ -80,20 +95,38 @@ impl Chain {
         self.next.iter().any(|next| active(next) || behind(next))
     }
 
+    /// So many rows, of hints or that are met, are given to nobody.
+    pub fn note_missed(&self, rows: usize) {
+        self.missed.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
     /// Gives away pairs: rows of a hint, and column by column the rows that they meet. Never waits.
-    pub fn give(&self, carried: &Carried, rows: &[u32], met: &[ArrayRef]) -> Result<(), ExecError> {
+    pub fn give(
+        &self,
+        carried: &Carried,
+        rows: &[u32],
+        met: &[ArrayRef],
+        governor: &Arc<MemoryGovernor>,
+    ) -> Result<(), ExecError> {
         for from in (0..rows.len()).step_by(LIST_PAIRS) {
             let part = &rows[from..rows.len().min(from + LIST_PAIRS)];
             let Ok(place) = self.pairs.try_reserve() else {
-                self.missed.fetch_add((rows.len() - from) as u64, Ordering::Relaxed);
+                self.note_missed(rows.len() - from);
                 break;
             };
             let picked = UInt32Array::from(part.to_vec());
             let own = carried.columns.iter().map(|c| take(c, &picked, None));
             let mut columns = own.collect::<Result<Vec<ArrayRef>, _>>()?;
             columns.extend(met.iter().map(|c| c.slice(from, part.len())));
-            let due = carried.due.clone();
-            place.send(Pairs { stage: self.stage, columns, rows: part.len(), due });
+            let bytes = columns.iter().map(column_bytes).sum();
+            if bytes > LIST_BYTES {
+                self.note_missed(part.len());
+                continue;
+            }
+            let mut account = governor.account(MemoryClass::Channel);
+            account.set(bytes);
+            let (stage, due) = (self.stage, carried.due.clone());
+            place.send(Pairs { stage, columns, rows: part.len(), due, _account: account });
         }
         Ok(())
     }
@@ -224,5 +257,50 @@ impl ChainWalker {
             }
             tokio::task::yield_now().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::{Int64Array, StringArray};
+
+    use super::*;
+
+    fn texts(rows: usize, bytes: usize) -> ArrayRef {
+        Arc::new(StringArray::from_iter_values((0..rows).map(|_| "x".repeat(bytes))))
+    }
+
+    #[tokio::test]
+    async fn lists_have_a_bound_in_bytes_and_are_accounted() {
+        let governor = MemoryGovernor::new(1 << 30);
+        let (sender, mut lists) = mpsc::channel(QUEUE);
+        let missed = AtomicU64::new(0);
+        let chain = Chain {
+            stage: 0,
+            port: 0,
+            carried: 1,
+            met: vec![0],
+            next: Vec::new(),
+            pairs: sender,
+            missed,
+        };
+        let own: ArrayRef = Arc::new(Int64Array::from_iter_values(0..10));
+        let carried = Carried {
+            chain: Arc::new(chain),
+            columns: vec![own],
+            due: Due::default(),
+            is_alone: false,
+            account: governor.account(MemoryClass::Channel),
+        };
+        let chain = &carried.chain;
+        let rows: Vec<u32> = (0..10).collect();
+        let bytes = LIST_BYTES / 10;
+        chain.give(&carried, &rows, &[texts(10, bytes)], &governor).unwrap();
+        assert!(lists.try_recv().is_err(), "with the other column it is too much");
+        assert_eq!((governor.used(), chain.missed.load(Ordering::Relaxed)), (0, 10));
+        chain.give(&carried, &rows, &[texts(10, bytes - 100)], &governor).unwrap();
+        assert!(governor.used() > 9 * bytes && governor.used() <= LIST_BYTES);
+        assert_eq!(lists.try_recv().map(|list| list.rows), Ok(10));
+        assert_eq!((governor.used(), chain.missed.load(Ordering::Relaxed)), (0, 10));
     }
 }

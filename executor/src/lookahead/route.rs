@@ -25,6 +25,7 @@ use super::slack::{Side, Spot};
 use super::{Due, Hint};
 use crate::error::ExecError;
 use crate::exchange::owner;
+use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::operators::{self, times_of};
 use crate::state::arena::batch_bytes;
@@ -64,6 +65,7 @@ pub struct Route {
     /// Where rows are looked at, and whether they are those that the leaf reads. `None`: wherever there are any.
     side: Option<(Arc<Side>, bool)>,
     clock: EnvHandle,
+    governor: Arc<MemoryGovernor>,
 }
 
 /// Rows whose keys are sent to one task, and the latest time of each key.
@@ -116,6 +118,7 @@ impl Route {
             metrics,
             side: None,
             clock: ctx.clock.clone(),
+            governor: Arc::clone(&ctx.governor),
         })
     }
 
@@ -318,14 +321,18 @@ impl Route {
     fn carried(&self, rows: &RecordBatch, task: &TaskEnd, due: &Due) -> Option<Carried> {
         let chain = self.wanted_chain()?;
         let carried = rows.project(&self.carried).ok()?;
-        if batch_bytes(&carried) > CARRIED_BYTES * rows.num_rows() {
+        let bytes = batch_bytes(&carried);
+        if bytes > CARRIED_BYTES * rows.num_rows() {
             return None;
         }
+        let mut account = self.governor.account(MemoryClass::Channel);
+        account.set(bytes);
         Some(Carried {
             chain: Arc::clone(chain),
             columns: carried.columns().to_vec(),
             due: due.clone(),
             is_alone: !task.operator.is_active(),
+            account,
         })
     }
 }

@@ -5,9 +5,9 @@
 //! owner rewrites its live rows densely when [`RowArena::wants_compaction`] says so, which it does at
 //! most once per doubling of the waste, so the cost is amortised.
 
-use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
 use arrow::compute;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{DataType, SchemaRef};
 use millrace_common::delta::take_rows;
 
 use crate::error::ExecError;
@@ -128,6 +128,32 @@ impl RowArena {
         columns.iter().map(|&c| gather_column(&batches, &picks, c)).collect()
     }
 
+    /// Leaves of rows, and of what goes with each, those whose columns together take no more bytes than these: what is
+    /// too large for the rest is left out.
+    pub fn keep_fitting<T>(
+        &self,
+        rows: &mut Vec<RowRef>,
+        beside: &mut Vec<T>,
+        columns: &[usize],
+        mut bytes: usize,
+    ) {
+        let fits = |row: &RowRef| {
+            let chunk = self.chunks.get(row.chunk as usize).and_then(Option::as_ref);
+            let value = |&c: &usize| {
+                chunk.map_or(0, |chunk| value_bytes(chunk.batch.column(c), row.row as usize))
+            };
+            let own: usize = columns.iter().map(value).sum();
+            let rest = bytes.checked_sub(own);
+            bytes = rest.unwrap_or(bytes);
+            rest.is_some()
+        };
+        let fits: Vec<bool> = rows.iter().map(fits).collect();
+        let mut of_rows = fits.iter();
+        rows.retain(|_| of_rows.next() == Some(&true));
+        let mut of_beside = fits.iter();
+        beside.retain(|_| of_beside.next() == Some(&true));
+    }
+
     /// Whole rows, in order.
     pub fn batch(&self, rows: &[RowRef]) -> Result<RecordBatch, ExecError> {
         let (batches, picks) = self.locate(rows)?;
@@ -183,11 +209,23 @@ fn copied(batch: &RecordBatch) -> Result<RecordBatch, arrow::error::ArrowError> 
 
 /// Bytes of the rows of a batch (of its window, if it is one).
 pub fn batch_bytes(batch: &RecordBatch) -> usize {
-    batch
-        .columns()
-        .iter()
-        .map(|c| c.to_data().get_slice_memory_size().unwrap_or_else(|_| c.get_array_memory_size()))
-        .sum()
+    batch.columns().iter().map(column_bytes).sum()
+}
+
+/// Bytes of a column (of its window, if it is one).
+pub fn column_bytes(column: &ArrayRef) -> usize {
+    let bytes = column.to_data().get_slice_memory_size();
+    bytes.unwrap_or_else(|_| column.get_array_memory_size())
+}
+
+/// Bytes of one value of a column.
+fn value_bytes(column: &ArrayRef, row: usize) -> usize {
+    match column.data_type() {
+        DataType::Boolean => 1,
+        DataType::Utf8 => size_of::<i32>() + column.as_string::<i32>().value(row).len(),
+        DataType::Binary => size_of::<i32>() + column.as_binary::<i32>().value(row).len(),
+        other => other.primitive_width().unwrap_or_else(|| column_bytes(&column.slice(row, 1))),
+    }
 }
 
 /// A column of rows picked from several batches.
@@ -229,4 +267,41 @@ pub fn new_batch(
     rows: usize,
 ) -> Result<RecordBatch, ExecError> {
     Ok(millrace_common::delta::new_batch(schema, columns, rows)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::{Field, Schema};
+
+    use super::*;
+
+    #[test]
+    fn rows_too_large_for_the_rest_are_left_out() {
+        let fields = [("n", DataType::Int64), ("text", DataType::Utf8)];
+        let fields = fields.map(|(name, of)| Field::new(name, of, true));
+        let schema: SchemaRef = Arc::new(Schema::new(fields.to_vec()));
+        let mut arena = RowArena::new(Arc::clone(&schema));
+        let mut insert = |lengths: &[usize]| {
+            let n: ArrayRef = Arc::new(Int64Array::from_iter_values(0..lengths.len() as i64));
+            let text = lengths.iter().map(|&bytes| "x".repeat(bytes));
+            let text: ArrayRef = Arc::new(StringArray::from_iter_values(text));
+            let batch = RecordBatch::try_new(Arc::clone(&schema), vec![n, text]).unwrap();
+            let chunk = arena.insert(batch, lengths.len());
+            (0..lengths.len() as u32).map(|row| RowRef { chunk, row }).collect::<Vec<RowRef>>()
+        };
+        let all = [insert(&[10, 1_000, 10]), insert(&[500, 400])].concat();
+        let fitting = |columns: &[usize], bytes| {
+            let (mut rows, mut of) = (all.clone(), vec![0, 1, 2, 3, 4]);
+            arena.keep_fitting(&mut rows, &mut of, columns, bytes);
+            assert_eq!(rows, of.iter().map(|&at: &usize| all[at]).collect::<Vec<_>>());
+            of
+        };
+        assert_eq!(fitting(&[0, 1], 600), [0, 2, 3]);
+        assert_eq!(fitting(&[0, 1], 500), [0, 2, 4]);
+        assert_eq!(fitting(&[0, 1], 1 << 20), [0, 1, 2, 3, 4]);
+        assert_eq!(fitting(&[0], 32), [0, 1, 2, 3], "only columns that are wanted count");
+    }
 }

@@ -9,7 +9,7 @@
 //! Invariants: a row is parked only while its key is being fetched; a key is fetched once at a time; entries
 //! that are being fetched or read ahead, or are dirty, stay.
 
-use arrow::array::{ArrayRef, BinaryArray, UInt32Array};
+use arrow::array::{BinaryArray, UInt32Array};
 use millrace_common::{DeltaChunk, Vnode};
 use millrace_storage::{Found, Lookup};
 use tokio::time::Instant;
@@ -33,6 +33,7 @@ mod invariants;
 mod notes;
 
 use self::chains::Chains;
+pub use self::chains::{Met, MostMet};
 #[cfg(test)]
 pub use hints::{MAX_BYTES, MAX_ROWS};
 
@@ -90,17 +91,16 @@ pub trait Entries {
         Ok(())
     }
 
-    /// The rows that a row of this port meets under the keys of entries, as far as they are in memory, at most `limit`
-    /// under each: by position the entries, and these columns of the rows.
+    /// The rows that a row of this port meets under the keys of entries, as far as they are in memory and `most` allows.
     fn met(
         &self,
         port: usize,
         slots: &[Slot],
-        limit: usize,
+        most: &MostMet,
         columns: &[usize],
-    ) -> Result<(Vec<u32>, Vec<ArrayRef>), ExecError> {
-        let _ = (port, slots, limit, columns);
-        Ok((Vec::new(), Vec::new()))
+    ) -> Result<Met, ExecError> {
+        let _ = (port, slots, most, columns);
+        Ok(Met::default())
     }
 
     /// Nothing is stored for the key of an entry.
@@ -178,7 +178,16 @@ impl<E: Entries> KeyedState<E> {
     /// `readers`: of the keys of each port. `is_empty`: nothing is stored.
     pub fn new(entries: E, readers: Vec<KeyReader>, is_empty: bool, env: &Env) -> KeyedState<E> {
         env.metrics.lookahead.epochs.join();
-        let mut state = KeyedState {
+        let mut state = KeyedState::inner(entries, readers, is_empty, env);
+        if !is_empty && let Some(presence) = state.activation.begin() {
+            state.keys.set_presence(presence);
+        }
+        state
+    }
+
+    /// State inside of an operator whose keyed state is another: it gets no hints, and is not [passed](Self::pass).
+    pub fn inner(entries: E, readers: Vec<KeyReader>, is_empty: bool, env: &Env) -> KeyedState<E> {
+        KeyedState {
             keys: KeyTable::new(env.options.eviction, is_empty),
             entries,
             floors: vec![i64::MIN; readers.len()],
@@ -200,11 +209,7 @@ impl<E: Entries> KeyedState<E> {
             scratch: Vec::new(),
             unchecked: 0,
             env: env.clone(),
-        };
-        if !is_empty && let Some(presence) = state.activation.begin() {
-            state.keys.set_presence(presence);
         }
-        state
     }
 
     /// The same, where nothing stays in memory from epoch to epoch: without a share of the memory for caches.
@@ -424,7 +429,7 @@ impl<E: Entries> KeyedState<E> {
         for &slot in &complete {
             self.set_resident(slot);
         }
-        self.follow(&complete)?;
+        self.follow(&complete);
         Ok(complete)
     }
 

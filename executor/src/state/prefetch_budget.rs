@@ -12,8 +12,8 @@ pub struct PrefetchBudget {
     bytes: Account,
     /// When it last earned. Earned nothing: everything is there.
     at: Option<Instant>,
-    /// Requests that are charged.
-    charged: u64,
+    /// Requests that are charged; `None`: those that were made before are not known yet.
+    charged: Option<u64>,
 }
 
 struct Account {
@@ -36,15 +36,16 @@ impl PrefetchBudget {
     /// What may be used in a second.
     pub fn new(requests: u64, bytes: u64) -> PrefetchBudget {
         let (requests, bytes) = (Account::new(requests), Account::new(bytes));
-        PrefetchBudget { requests, bytes, at: None, charged: 0 }
+        PrefetchBudget { requests, bytes, at: None, charged: None }
     }
 
-    /// Whether something may be read ahead now. `requests`: all that have been made so far.
+    /// Whether something may be read ahead now. `requests`: all that have been made so far; those before the first
+    /// call are not charged.
     pub fn has_some(&mut self, clock: &EnvHandle, requests: u64) -> bool {
         let now = clock.now();
         let earning = self.at.replace(now).map_or(0.0, |at| (now - at).as_secs_f64());
-        self.requests.left -= requests.saturating_sub(self.charged) as f64;
-        self.charged = requests;
+        let charged = self.charged.replace(requests).unwrap_or(requests);
+        self.requests.left -= requests.saturating_sub(charged) as f64;
         self.requests.earn(earning);
         self.bytes.earn(earning);
         self.requests.left > 0.0 && self.bytes.left > 0.0
@@ -67,6 +68,7 @@ mod tests {
         let clock = EnvHandle::default();
         let later = |ms| tokio::time::advance(Duration::from_millis(ms));
         let mut budget = PrefetchBudget::new(100, 1_000);
+        assert!(budget.has_some(&clock, 0));
         assert!(budget.has_some(&clock, 99));
         assert!(!budget.has_some(&clock, 250), "150 too many");
         later(1_400).await;
@@ -80,5 +82,14 @@ mod tests {
         assert!(!budget.has_some(&clock, 250));
         later(600).await;
         assert!(budget.has_some(&clock, 250));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_begins_late_is_not_charged_with_what_others_have_read() {
+        let clock = EnvHandle::default();
+        let mut budget = PrefetchBudget::new(100, 1_000);
+        assert!(budget.has_some(&clock, 1_000_000));
+        assert!(budget.has_some(&clock, 1_000_099));
+        assert!(!budget.has_some(&clock, 1_000_100), "from then on with all");
     }
 }

@@ -122,7 +122,7 @@ impl ValueTable {
         };
         let is_empty = table.is_empty();
         let schema = table.value_schema();
-        let state = KeyedState::new(ValueCounts::new(table), Vec::new(), is_empty, env);
+        let state = KeyedState::inner(ValueCounts::new(table), Vec::new(), is_empty, env);
         Ok(ValueTable {
             schema,
             state: if distinct { state } else { state.without_cache() },

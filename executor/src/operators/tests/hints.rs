@@ -158,6 +158,16 @@ fn a_thousand_hints_of_a_key_make_one_read() {
 }
 
 #[test]
+fn keys_of_which_nothing_is_needed_leave_no_entry() {
+    let _unplanted = PLANTED.read();
+    let table = held(5);
+    let mut counter = counter(&table);
+    counter.state.entries.is_free = true;
+    counter.hint(&[1, 2, 3], 1);
+    assert_eq!((counter.state.keys.len(), counter.counted().resident), (0, 3));
+}
+
+#[test]
 fn barriers_do_not_wait_for_what_is_read_ahead() {
     let _unplanted = PLANTED.read();
     let table = held(5);

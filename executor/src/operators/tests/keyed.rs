@@ -24,6 +24,7 @@ use crate::operators::Env;
 use crate::options::{Eviction, ExecOptions};
 use crate::state::fetch::wait;
 use crate::state::gate::Ready;
+use crate::state::keyed::Missing;
 use crate::state::keys::{KeyReader, storage_keys};
 use crate::state::{Entries, KeyedState, Slot, StateTable};
 use crate::stats::OperatorMetrics;
@@ -36,11 +37,17 @@ pub(super) const EVENT_TIME: usize = 1;
 pub(super) struct Counts {
     table: FakeTable,
     of: Vec<i64>,
+    /// Rows need nothing of their keys' entries.
+    pub is_free: bool,
 }
 
 impl Entries for Counts {
     fn ensure(&mut self, capacity: usize) {
         self.of.resize(capacity, 0);
+    }
+
+    fn missing(&self, _: Slot, is_resident: bool, _: usize, _: i64) -> Missing {
+        [!is_resident && !self.is_free, false]
     }
 
     fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
@@ -95,7 +102,7 @@ impl Counter {
             first_arrival: 0,
             event_time: vec![Some(EVENT_TIME)],
         };
-        let entries = Counts { table: table.clone(), of: Vec::new() };
+        let entries = Counts { table: table.clone(), of: Vec::new(), is_free: false };
         let reader = KeyReader::new(&schema(), &[0], &[]).unwrap();
         let state = KeyedState::new(entries, vec![reader], table.is_empty(), &env);
         Counter { state, metrics, lookahead, ran: Vec::new() }

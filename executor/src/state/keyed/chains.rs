@@ -2,23 +2,48 @@
 //! once if it is in memory, or when it has been read ([`crate::lookahead::chain`]).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use arrow::array::ArrayRef;
 use millrace_common::collections::HashMap;
 
 use super::{Entries, KeyedState};
 use crate::error::ExecError;
 use crate::lookahead::Hint;
-use crate::lookahead::chain::{Carried, MAX_MATCHES};
+use crate::lookahead::chain::{Carried, LIST_BYTES, MAX_MATCHES};
 use crate::state::{KeyTable, Slot};
 
 /// Rows of hints that wait for the entries of their keys at most.
 const MAX_WAITING: usize = 16_384;
+/// Bytes of what hints carry of which rows wait at most.
+const MAX_WAITING_BYTES: usize = 4 << 20;
+
+/// Bounds of [`Entries::met`].
+pub struct MostMet {
+    /// Rows under each key.
+    pub rows: usize,
+    /// Of the columns of all rows.
+    pub bytes: usize,
+}
+
+/// Rows that are met.
+#[derive(Default)]
+pub struct Met {
+    /// By position the entry of each.
+    pub of: Vec<u32>,
+    /// The columns asked for.
+    pub columns: Vec<ArrayRef>,
+    /// Rows that were too large.
+    pub dropped: usize,
+}
 
 /// Rows of hints that wait for what their keys find.
 #[derive(Default)]
 pub struct Chains {
     waiting: HashMap<Slot, Vec<Waiting>>,
     count: usize,
+    /// Of what their hints carry.
+    bytes: Arc<AtomicUsize>,
 }
 
 struct Waiting {
@@ -26,15 +51,38 @@ struct Waiting {
     hash: u64,
     /// The row of the hint.
     row: u32,
+    list: Arc<List>,
+}
+
+/// What a hint carries. Its bytes count until none of its rows waits.
+struct List {
     carried: Arc<Carried>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.carried.bytes(), Ordering::Relaxed);
+    }
 }
 
 impl Chains {
-    fn add(&mut self, slot: Slot, waiting: Waiting) {
-        if self.count < MAX_WAITING {
+    /// For rows of a hint that wait; `None`: there is no room for what it carries.
+    fn list(&self, carried: &Arc<Carried>) -> Option<Arc<List>> {
+        let bytes = self.bytes.fetch_add(carried.bytes(), Ordering::Relaxed) + carried.bytes();
+        // Dropped, it gives the bytes back.
+        let list = List { carried: Arc::clone(carried), bytes: Arc::clone(&self.bytes) };
+        (bytes <= MAX_WAITING_BYTES).then(|| Arc::new(list))
+    }
+
+    /// Whether there is room for it.
+    fn add(&mut self, slot: Slot, waiting: Waiting) -> bool {
+        let is_room = self.count < MAX_WAITING;
+        if is_room {
             self.count += 1;
             self.waiting.entry(slot).or_default().push(waiting);
         }
+        is_room
     }
 
     fn take(&mut self, slot: Slot) -> Vec<Waiting> {
@@ -52,43 +100,45 @@ impl Chains {
 
 impl<E: Entries> KeyedState<E> {
     /// A hint has been taken in.
-    pub(super) fn chain(&mut self, hint: &Hint) -> Result<(), ExecError> {
-        let Some(carried) = &hint.carried else { return Ok(()) };
+    pub(super) fn chain(&mut self, hint: &Hint) {
+        let Some(carried) = &hint.carried else { return };
         if carried.chain.port != hint.port || !carried.chain.is_wanted() {
-            return Ok(());
+            return;
         }
         let (mut rows, mut slots) = (Vec::new(), Vec::new());
+        let mut list: Option<Option<Arc<List>>> = None;
         for (row, &hash) in (0u32..).zip(&hint.keys.hashes) {
             let Some(slot) = self.keys.find(hash, hint.keys.key(row as usize)) else { continue };
             if self.keys.is_prefetching(slot) || self.keys.is_fetching(slot) {
-                let carried = Arc::clone(carried);
-                self.chains.add(slot, Waiting { hash, row, carried });
+                let list = list.get_or_insert_with(|| self.chains.list(carried)).clone();
+                let waits =
+                    list.is_some_and(|list| self.chains.add(slot, Waiting { hash, row, list }));
+                carried.chain.note_missed(usize::from(!waits));
             } else if self.keys.is_resident(slot) {
                 rows.push(row);
                 slots.push(slot);
             }
         }
-        self.give(carried, &rows, &slots)
+        self.give(carried, &rows, &slots);
     }
 
     /// Entries have come: rows of hints that have waited for them go on.
-    pub(super) fn follow(&mut self, complete: &[Slot]) -> Result<(), ExecError> {
+    pub(super) fn follow(&mut self, complete: &[Slot]) {
         if self.chains.count == 0 {
-            return Ok(());
+            return;
         }
-        let mut hints: HashMap<*const Carried, (Arc<Carried>, Vec<u32>, Vec<Slot>)> =
-            HashMap::default();
+        let mut hints: HashMap<*const List, (Arc<List>, Vec<u32>, Vec<Slot>)> = HashMap::default();
         for &slot in complete {
-            for Waiting { hash, row, carried } in self.chains.take(slot) {
+            for Waiting { hash, row, list } in self.chains.take(slot) {
                 if hash == self.keys.hash(slot) {
-                    let of_hint = hints.entry(Arc::as_ptr(&carried));
-                    let (_, rows, slots) = of_hint.or_insert((carried, vec![], vec![]));
+                    let of_hint = hints.entry(Arc::as_ptr(&list));
+                    let (_, rows, slots) = of_hint.or_insert((list, vec![], vec![]));
                     rows.push(row);
                     slots.push(slot);
                 }
             }
         }
-        hints.values().try_for_each(|(carried, rows, slots)| self.give(carried, rows, slots))
+        hints.values().for_each(|(list, rows, slots)| self.give(&list.carried, rows, slots));
     }
 
     /// An epoch has ended.
@@ -98,13 +148,24 @@ impl<E: Entries> KeyedState<E> {
         }
     }
 
-    fn give(&self, carried: &Carried, rows: &[u32], slots: &[Slot]) -> Result<(), ExecError> {
-        let chain = &carried.chain;
-        if slots.is_empty() || !chain.is_wanted() {
-            return Ok(());
+    /// Pairs these rows of a hint with what their entries have. A failure is none of the task's.
+    fn give(&self, carried: &Carried, rows: &[u32], slots: &[Slot]) {
+        if slots.is_empty() || !carried.chain.is_wanted() {
+            return;
         }
-        let (of, met) = self.entries.met(chain.port, slots, MAX_MATCHES, &chain.met)?;
+        if let Err(error) = self.pair(carried, rows, slots) {
+            carried.chain.note_missed(rows.len());
+            tracing::debug!(%error, "rows of chained hints could not be paired");
+        }
+    }
+
+    fn pair(&self, carried: &Carried, rows: &[u32], slots: &[Slot]) -> Result<(), ExecError> {
+        let chain = &carried.chain;
+        let most = MostMet { rows: MAX_MATCHES, bytes: LIST_BYTES };
+        let Met { of, columns, dropped } =
+            self.entries.met(chain.port, slots, &most, &chain.met)?;
+        chain.note_missed(dropped);
         let rows: Vec<u32> = of.into_iter().map(|i| rows[i as usize]).collect();
-        chain.give(carried, &rows, &met)
+        chain.give(carried, &rows, &columns, &self.env.governor)
     }
 }

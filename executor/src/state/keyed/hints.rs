@@ -56,7 +56,8 @@ impl<E: Entries> KeyedState<E> {
         counted.hinted.add(count);
         if self.keys.is_complete() {
             counted.resident.add(count);
-            return self.chain(hint);
+            self.chain(hint);
+            return Ok(());
         }
         if hint.due.has_passed(self.passed) {
             counted.dropped.add(count);
@@ -73,7 +74,8 @@ impl<E: Entries> KeyedState<E> {
         }
         self.due.mark(&hint.due, port, sorted.due);
         self.prefetch(sorted.missing, &hint.due)?;
-        self.chain(hint)
+        self.chain(hint);
+        Ok(())
     }
 
     /// What of a hint's keys is in memory, is being read, and is to be read.
@@ -104,6 +106,8 @@ impl<E: Entries> KeyedState<E> {
                 self.note_present(slot);
                 sorted.resident += 1;
                 if known.is_none() {
+                    // The next key may get its slot.
+                    seen.remove(&slot);
                     self.remove(slot);
                     continue;
                 }
@@ -249,7 +253,7 @@ impl<E: Entries> KeyedState<E> {
         for &slot in &complete {
             self.set_resident(slot);
         }
-        self.follow(&complete)?;
+        self.follow(&complete);
         Ok(complete)
     }
 

@@ -1,6 +1,6 @@
 //! What a join keeps for its keys: for each side a list of rows, and what has been emitted of them.
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, UInt32Array};
+use arrow::array::{Array, AsArray, BinaryArray, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::{Int64Type, UInt32Type};
 use millrace_common::DeltaChunk;
@@ -13,7 +13,7 @@ use super::side::{END, List, Side};
 use crate::error::ExecError;
 use crate::operators::times_of;
 use crate::state::arena::RowRef;
-use crate::state::keyed::Missing;
+use crate::state::keyed::{Met, Missing, MostMet};
 use crate::state::{Entries, KeyTable, Slot};
 
 /// State of a join key.
@@ -121,15 +121,15 @@ impl Entries for JoinEntries {
         &self,
         port: usize,
         slots: &[Slot],
-        limit: usize,
+        most: &MostMet,
         columns: &[usize],
-    ) -> Result<(Vec<u32>, Vec<ArrayRef>), ExecError> {
+    ) -> Result<Met, ExecError> {
         let side = &self.sides[1 - port];
         let (mut of, mut rows) = (Vec::new(), Vec::new());
         for (i, &slot) in (0u32..).zip(slots) {
             let list = &self.of[slot as usize].sides[1 - port];
             let mut at = if list.loaded { list.head } else { END };
-            let end = of.len() + limit;
+            let end = of.len() + most.rows;
             while at != END && of.len() < end {
                 let node = &side.nodes[at as usize];
                 if node.weight > 0 {
@@ -139,8 +139,11 @@ impl Entries for JoinEntries {
                 at = node.next;
             }
         }
-        let met = if rows.is_empty() { Vec::new() } else { side.arena.gather(&rows, columns)? };
-        Ok((of, met))
+        let all = rows.len();
+        side.arena.keep_fitting(&mut rows, &mut of, columns, most.bytes);
+        let columns =
+            if rows.is_empty() { Vec::new() } else { side.arena.gather(&rows, columns)? };
+        Ok(Met { of, columns, dropped: all - rows.len() })
     }
 
     fn absent(&mut self, slot: Slot) {
