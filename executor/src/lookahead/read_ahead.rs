@@ -5,21 +5,25 @@
 //! was last said to have: of a source that makes its rows itself none is made before its time. What is read is kept raw,
 //! as the reader gave it. What depends on the epoch is applied by the leaf when it hands rows out: which rows are late,
 //! whether a bad row fails or counts, how far the split has come. A batch that does not end where the leaf needs it to,
-//! as when an epoch was fixed otherwise than planned, is thrown away and read again.
+//! as when an epoch was fixed otherwise than planned, is thrown away and read again. So is what no leaf takes for a while:
+//! a job that stands still holds nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::record_batch::RecordBatch;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
-use millrace_common::RelationId;
+use millrace_common::task::spawn_blocking;
+use millrace_common::{EnvHandle, RelationId};
 use millrace_connector::{BadRow, ConnectorError, OnError, Position, SplitReader};
 use millrace_graph::lookahead::Place;
 use millrace_rpc::services::MetaService;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
 
 use super::uncommitted::{Announced, Uncommitted};
 use crate::input::watermark::SourceWatermark;
@@ -28,7 +32,19 @@ use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 /// What is held of one split at most, and of all of the process: beyond it nothing more is read, so that one batch of
 /// each split may be above it.
 const SPLIT_BYTES: usize = 4 << 20;
-pub(super) const PROCESS_BYTES: usize = 64 << 20;
+const PROCESS_BYTES: usize = 64 << 20;
+/// What the process may hold is this part of the memory limit, where that is less.
+const PROCESS_PART: usize = 16;
+/// Of a batch, and of a bad row beside its texts, with what the allocator adds.
+const BATCH_BYTES: usize = 512;
+const BAD_ROW_BYTES: usize = size_of::<BadRow>() + 256;
+/// A leaf that takes nothing for so long stands still.
+const STANDS_STILL: Duration = Duration::from_secs(10);
+
+/// What the process may hold of rows that are read before their epochs.
+pub(super) fn process_bytes(governor: &MemoryGovernor) -> usize {
+    PROCESS_BYTES.min(governor.limit() / PROCESS_PART)
+}
 
 /// What a read of a split has given.
 pub struct RawBatch {
@@ -60,8 +76,10 @@ impl RawBatch {
         }
     }
 
-    fn memory_size(&self) -> usize {
-        self.rows.get_array_memory_size()
+    pub(crate) fn memory_size(&self) -> usize {
+        let of = |bad: &BadRow| BAD_ROW_BYTES + bad.place.len() + bad.error.message.len();
+        let bad_rows: usize = self.bad_rows.iter().map(of).sum();
+        BATCH_BYTES + self.rows.get_array_memory_size() + bad_rows
     }
 }
 
@@ -73,6 +91,7 @@ pub struct ReadFrom {
     /// Rows asked for at once.
     pub read_rows: usize,
     pub governor: Arc<MemoryGovernor>,
+    pub clock: EnvHandle,
     /// Those that look ahead of the leaf; rows are announced as the leaf hands them out. `None`: nobody ever does.
     pub followers: Option<Arc<Uncommitted>>,
 }
@@ -87,6 +106,8 @@ struct Lent {
     is_reading: bool,
     /// The leaf waits for what is being read.
     is_wanted: bool,
+    /// Nothing is ahead, as meta has said; until it says that something has changed.
+    is_at_end: bool,
     /// Where the reader is.
     offset: u64,
     /// How far it may go, where that is not for meta to say.
@@ -100,6 +121,8 @@ struct State {
     lendings: u64,
     /// Of all splits' bytes.
     account: Reservation,
+    /// When the leaf last took something.
+    taken: Instant,
     /// The leaf, or what reads ahead of it, is gone.
     is_over: bool,
 }
@@ -119,13 +142,14 @@ impl State {
         let split = &self.splits[at];
         split.reader.is_some()
             && split.bytes < SPLIT_BYTES
-            && governor.used_by(MemoryClass::Ahead) < PROCESS_BYTES
+            && governor.used_by(MemoryClass::Ahead) < process_bytes(governor)
             && !governor.is_tight()
     }
 }
 
 struct Shared {
     state: Mutex<State>,
+    clock: EnvHandle,
     /// There is a reader, or room.
     lent: Notify,
     /// A read has ended.
@@ -154,10 +178,15 @@ pub fn read_ahead(from: ReadFrom) -> (ReadAhead, ReadingAhead) {
         splits: Vec::new(),
         lendings: 0,
         account: from.governor.account(MemoryClass::Ahead),
+        taken: from.clock.now(),
         is_over: false,
     };
-    let shared = Shared { state: Mutex::new(state), lent: Notify::new(), read: Notify::new() };
-    let shared = Arc::new(shared);
+    let shared = Arc::new(Shared {
+        state: Mutex::new(state),
+        clock: from.clock.clone(),
+        lent: Notify::new(),
+        read: Notify::new(),
+    });
     (ReadAhead(Arc::clone(&shared)), ReadingAhead { from, shared })
 }
 
@@ -178,6 +207,7 @@ impl ReadAhead {
         if reader.is_none() {
             if let Some(lent) = state.split(split) {
                 lent.until = until;
+                lent.is_at_end = false;
                 self.0.lent.notify_one();
             }
             return;
@@ -189,6 +219,7 @@ impl ReadAhead {
             reader: reader.take(),
             is_reading: false,
             is_wanted: false,
+            is_at_end: false,
             offset,
             until,
             held: VecDeque::new(),
@@ -217,6 +248,7 @@ impl ReadAhead {
     fn try_take(&self, split: u32) -> Option<Taken> {
         let mut state = self.0.state.lock();
         let is_over = state.is_over;
+        state.taken = self.0.clock.now();
         let Some(lent) = state.split(split) else { return Some(Taken::Reader(None)) };
         if let Some(batch) = lent.held.pop_front() {
             lent.bytes -= batch.memory_size();
@@ -237,8 +269,12 @@ impl ReadAhead {
     /// Throws away what is held of a split, and its reader.
     pub fn discard(&self, split: u32) {
         let mut state = self.0.state.lock();
-        state.splits.retain(|s| s.split != split);
+        let (own, others): (Vec<Lent>, Vec<Lent>) =
+            state.splits.drain(..).partition(|s| s.split == split);
+        state.splits = others;
         state.recount();
+        drop(state);
+        close(own);
     }
 
     /// Where the reader of a split is that is lent.
@@ -267,24 +303,65 @@ impl ReadingAhead {
     /// Until the leaf is gone.
     pub async fn run(self) {
         let mut changes = self.from.meta.changes(self.from.relation);
+        let mut seen = None;
         let mut reads = FuturesUnordered::new();
         let shared = Arc::clone(&self.shared);
         loop {
             let mut lent = std::pin::pin!(shared.lent.notified());
             lent.as_mut().enable();
-            if let Some(changes) = &mut changes {
-                changes.mark_unchanged();
+            let now = changes.as_mut().map(|changes| *changes.borrow_and_update());
+            if now.is_none() || now != seen {
+                self.look_again();
+                seen = now;
             }
             if self.shared.state.lock().is_over {
                 return;
             }
             reads.extend(self.next_reads());
             tokio::select! {
-                Some(read) = reads.next() => self.keep(read),
+                Some(read) = reads.next() => {
+                    self.keep(read);
+                    // A reader that makes its rows itself never waits.
+                    tokio::task::yield_now().await;
+                }
                 () = lent => {}
                 () = changed(&mut changes) => {}
+                () = self.until_it_stands_still() => self.give_back(),
             }
         }
+    }
+
+    /// Something may be ahead of every split.
+    fn look_again(&self) {
+        self.shared.state.lock().splits.iter_mut().for_each(|split| split.is_at_end = false);
+    }
+
+    /// Until the leaf has taken nothing for a while of what is held for it; for ever where nothing is.
+    async fn until_it_stands_still(&self) {
+        let taken = {
+            let state = self.shared.state.lock();
+            (state.account.bytes() > 0).then_some(state.taken)
+        };
+        match taken {
+            Some(taken) => sleep_until(taken + STANDS_STILL).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Throws away what is held, unless the leaf has taken something: it reads by itself when it goes on.
+    fn give_back(&self) {
+        let mut state = self.shared.state.lock();
+        if state.splits.iter().any(|split| split.is_wanted) {
+            // It waits for a slow read.
+            state.taken = self.shared.clock.now();
+        }
+        if self.shared.clock.elapsed(state.taken) < STANDS_STILL {
+            return;
+        }
+        let given_back = std::mem::take(&mut state.splits);
+        state.recount();
+        drop(state);
+        close(given_back);
     }
 
     /// Of every split that may be read, the next read.
@@ -298,8 +375,10 @@ impl ReadingAhead {
             let lent = &mut state.splits[at];
             let bound = match lent.until {
                 Some(until) => Some(until).filter(|until| *until > lent.offset),
+                None if lent.is_at_end => None,
                 None => self.from.meta.source_ahead(self.from.relation, lent.split, lent.offset),
             };
+            lent.is_at_end = bound.is_none();
             if let (Some(until), Some(reader)) = (bound, lent.reader.take()) {
                 lent.is_reading = true;
                 reads.push(self.read(lent.split, lent.lending, until, lent.offset, reader));
@@ -340,11 +419,12 @@ impl ReadingAhead {
         }
         let mut state = self.shared.state.lock();
         let lent = state.split(read.split).filter(|lent| lent.lending == read.lending);
+        let mut unused = Some(read.reader);
         if let Some(lent) = lent {
             (lent.is_reading, lent.is_wanted) = (false, false);
             if let Some(batch) = read.batch {
                 lent.offset = batch.after;
-                lent.reader = Some(read.reader);
+                lent.reader = unused.take();
                 lent.bytes += batch.memory_size();
                 lent.held.push_back(batch);
             }
@@ -352,6 +432,7 @@ impl ReadingAhead {
         }
         drop(state);
         self.shared.read.notify_waiters();
+        close(unused);
     }
 
     /// The leaf waits for what is being read: a hint would come with the rows.
@@ -375,6 +456,18 @@ impl Drop for ReadingAhead {
     fn drop(&mut self) {
         self.shared.state.lock().is_over = true;
         self.shared.read.notify_waiters();
+    }
+}
+
+/// Drops readers, or what holds them: a client of another system may take its time to leave.
+fn close<T>(readers: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator>)
+where
+    T: Send + 'static,
+{
+    let readers = readers.into_iter();
+    if readers.len() > 0 {
+        let readers: Vec<_> = readers.collect();
+        spawn_blocking("close readers of a source", move || drop(readers));
     }
 }
 

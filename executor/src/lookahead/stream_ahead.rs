@@ -17,7 +17,7 @@ use millrace_graph::lookahead::Place;
 use millrace_storage::StorageError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-use super::read_ahead::PROCESS_BYTES;
+use super::read_ahead::process_bytes;
 use super::uncommitted::{Announced, Uncommitted};
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
@@ -186,8 +186,8 @@ impl<T: Send + 'static> Pump<T> {
         let rows = rows(&item);
         let bytes = rows.as_ref().map_or(0, RecordBatch::get_array_memory_size);
         let count = rows.as_ref().map_or(0, RecordBatch::num_rows);
-        let is_short =
-            self.governor.is_tight() || self.governor.used_by(MemoryClass::Ahead) > PROCESS_BYTES;
+        let is_short = self.governor.is_tight()
+            || self.governor.used_by(MemoryClass::Ahead) > process_bytes(&self.governor);
         // Where memory is short one item waits at a time.
         let wanted = match is_short {
             true => STREAM_BYTES,

@@ -450,6 +450,7 @@ impl Builder<'_> {
             meta: Arc::clone(&of.meta),
             read_rows: of.read_rows,
             governor: Arc::clone(&self.blueprint.governor),
+            clock: self.blueprint.store.env().clone(),
             followers: self.wiring.followers(leaf),
         });
         self.beside.push(work.run().boxed());

@@ -28,6 +28,42 @@ const SOURCE: RelationId = RelationId(9);
 /// Rows of a file.
 const FILE: u64 = 40;
 
+#[tokio::test(start_paused = true)]
+async fn a_leaf_that_stands_still_holds_nothing_and_misses_nothing_when_it_goes_on() {
+    let outside = Outside::new(&plain());
+    let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, None);
+    let mut rows = Vec::new();
+    for epoch in 1..4 {
+        outside.fix(epoch, false);
+        rows.push(leaf.epoch(epoch, usize::MAX).await.unwrap());
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        assert!(leaf.governor.used_by(MemoryClass::Ahead) > 0, "epoch {epoch}");
+        tokio::time::sleep(std::time::Duration::from_secs(60)).await;
+        assert_eq!(leaf.governor.used_by(MemoryClass::Ahead), 0, "epoch {epoch}");
+    }
+    let expected: Vec<_> =
+        tell(&plain(), false).await.into_iter().map(|s| s.rows).take(3).collect();
+    assert_eq!(rows, expected);
+}
+
+#[test]
+fn bad_rows_that_are_held_count() {
+    let bad = |n: u64| BadRow {
+        place: "split 0".to_owned(),
+        error: SqlError::new(SqlState::INVALID_TEXT_REPRESENTATION, format!("row {n} is bad")),
+    };
+    let batch = |count| RawBatch {
+        rows: RecordBatch::new_empty(row_schema()),
+        after: 1,
+        position: None,
+        bad_rows: (0..count).map(bad).collect(),
+        announced: None,
+    };
+    let (none, many) = (batch(0).memory_size(), batch(8_192).memory_size());
+    assert!(none > 0, "no batch is for nothing");
+    assert!(many >= 8_192 * size_of::<BadRow>(), "{many} bytes");
+}
+
 /// What happens to a source and to the job that reads it.
 #[derive(Clone, Debug)]
 struct Story {
@@ -281,6 +317,7 @@ impl Leaf {
                 meta: Arc::clone(&meta),
                 read_rows: 4,
                 governor: Arc::clone(&governor),
+                clock: EnvHandle::default(),
                 followers,
             });
             (ahead, tokio::spawn(work.run()))
@@ -393,7 +430,7 @@ async fn difference(seeds: u32) -> Option<u64> {
 }
 
 fn run<T>(test: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(test)
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test)
 }
 
 #[test]
