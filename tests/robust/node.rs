@@ -67,10 +67,8 @@ impl Node {
             env: options.env.clone(),
             ..Overrides::default()
         };
-        let started = runtime
-            .spawn(Standalone::start(config(options), overrides))
-            .await
-            .expect("no panic");
+        let started =
+            runtime.spawn(Standalone::start(config(options), overrides)).await.expect("no panic");
         match started {
             Ok(server) => {
                 let port = server.address.port();
