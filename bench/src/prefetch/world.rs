@@ -27,7 +27,9 @@ const BUILD_FLUSH_BYTES: usize = 128 << 10;
 const FLUSH_BYTES: usize = 16 << 20;
 /// The garbage collector runs less often than that; its requests take no time from anyone.
 const QUIET: Duration = Duration::from_secs(2);
-const MEMORY_LIMIT: usize = 1 << 30;
+/// Not what bounds the caches, which have sizes of their own. The process holds the buckets, too, and a server whose
+/// process is near its limit drops hints.
+const MEMORY_LIMIT: usize = 16 << 30;
 /// The disk tier holds what was ever written while the state was built.
 const DISK_BYTES: usize = 512 << 20;
 const DISK_OPENS: Duration = Duration::from_secs(30);
