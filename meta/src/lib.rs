@@ -39,6 +39,7 @@ pub mod jobs;
 pub mod log;
 pub mod meta;
 pub mod objects;
+pub mod processes;
 mod read;
 mod relation_changes;
 pub mod report;
