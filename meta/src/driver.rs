@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use millrace_common::{Env, Epoch, Generation, SqlError, SqlState, crash};
+use millrace_common::{Env, Epoch, Generation, JobId, SqlError, SqlState, crash};
 use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill, Tick};
 use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
 use millrace_rpc::version::JobCommit;
@@ -250,7 +250,7 @@ impl Driver {
         generation: Generation,
         publishing: &'a Publishing<'g>,
     ) -> Result<(), ExitReason> {
-        let mut in_flight = InFlight::new();
+        let mut in_flight = InFlight::new(self.commits());
         let mut last_cut: Option<Instant> = None;
         loop {
             let since = last_cut.map_or(Duration::MAX, |at| self.shared.env.elapsed(at));
@@ -386,18 +386,17 @@ impl Driver {
         let from = in_flight.newest().map_or_else(|| self.committed_epoch(), |p| p.epoch);
         self.handle.take_cut_request();
         self.handle.set_cutting(Some(begun));
-        let commit = in_flight.during(self.compute.cut(id, generation, Cut { epoch })).await??;
+        let cut = Cut { epoch, number: in_flight.next_number() };
+        let commit = in_flight.during(self.compute.cut(id, generation, cut)).await??;
         self.handle.set_cutting(None);
-        if commit.job != id.0 || commit.generation != generation.0 || commit.epoch != epoch.0 {
-            return Err(SqlError::internal(format!(
-                "a cut at {epoch} was answered by another commit"
-            ))
-            .into());
+        let root = epoch == Epoch::ZERO;
+        check_answer(id, generation, cut, &commit)?;
+        if !root || !commit.is_empty() {
+            in_flight.take_number();
         }
         let took = self.shared.env.elapsed(begun);
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
-        let root = epoch == Epoch::ZERO;
         let ends_rebuild = commit.backfill.is_none() && self.is_rebuilding();
         if ends_rebuild {
             in_flight.drain().await?;
@@ -493,6 +492,12 @@ impl Driver {
         state.jobs.get(&self.handle.id).is_some_and(|job| job.version.is_rebuilding())
     }
 
+    /// How many commits the job has.
+    fn commits(&self) -> u64 {
+        let state = self.shared.state.read();
+        state.jobs.get(&self.handle.id).map_or(0, |j| j.version.commits)
+    }
+
     fn committed_epoch(&self) -> Epoch {
         let state = self.shared.state.read();
         state.jobs.get(&self.handle.id).map_or(Epoch::ZERO, |j| Epoch(j.version.epoch))
@@ -539,6 +544,21 @@ impl Driver {
         };
         self.set_state(next);
     }
+}
+
+/// Whether a worker has answered a cut with its commit.
+fn check_answer(
+    job: JobId,
+    generation: Generation,
+    cut: Cut,
+    commit: &JobCommit,
+) -> Result<(), SqlError> {
+    let answers = (commit.job, commit.generation, commit.epoch, commit.number);
+    if answers == (job.0, generation.0, cut.epoch.0, cut.number) {
+        return Ok(());
+    }
+    let Cut { epoch, number } = cut;
+    Err(SqlError::internal(format!("cut {number} at {epoch} was answered by another commit")))
 }
 
 /// Doubles with every failure in a row; half of it is jitter, so that many jobs do not retry together.

@@ -20,6 +20,8 @@ pub struct InFlight<'a, E> {
     positions: VecDeque<Position>,
     /// Completes when the newest is concluded.
     newest: Option<oneshot::Receiver<()>>,
+    /// Of the last commit that was cut.
+    number: u64,
 }
 
 /// A commit's place in the order in which commits are concluded.
@@ -46,8 +48,20 @@ impl Turn {
 }
 
 impl<'a, E> InFlight<'a, E> {
-    pub fn new() -> InFlight<'a, E> {
-        InFlight { commits: FuturesOrdered::new(), positions: VecDeque::new(), newest: None }
+    /// Of a job that has so many commits, none of which is in flight.
+    pub fn new(commits: u64) -> InFlight<'a, E> {
+        let (positions, newest) = (VecDeque::new(), None);
+        InFlight { commits: FuturesOrdered::new(), positions, newest, number: commits }
+    }
+
+    /// What the next cut's commit is numbered.
+    pub fn next_number(&self) -> u64 {
+        self.number + 1
+    }
+
+    /// The commit of that number will be logged; one that is not leaves its number to the next.
+    pub fn take_number(&mut self) {
+        self.number += 1;
     }
 
     pub fn is_empty(&self) -> bool {
@@ -138,7 +152,7 @@ mod tests {
     #[test]
     fn commits_are_concluded_in_order_whatever_is_answered_first() {
         let concluded = parking_lot::Mutex::default();
-        let mut in_flight = InFlight::new();
+        let mut in_flight = InFlight::new(0);
         let ((first, a), (second, b)) = (oneshot::channel(), oneshot::channel());
         push(&mut in_flight, 1, a, &concluded);
         assert!(in_flight.has_room());
@@ -160,7 +174,7 @@ mod tests {
     #[test]
     fn nothing_is_concluded_behind_a_commit_that_fails() {
         let concluded = parking_lot::Mutex::default();
-        let mut in_flight = InFlight::new();
+        let mut in_flight = InFlight::new(0);
         let ((first, a), (second, b)) = (oneshot::channel(), oneshot::channel());
         push(&mut in_flight, 1, a, &concluded);
         push(&mut in_flight, 2, b, &concluded);

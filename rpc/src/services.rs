@@ -31,6 +31,9 @@ pub struct Cut {
     /// Derived jobs: process every input through this epoch, then end. While the job backfills this
     /// is the snapshot epoch: end wherever the scans are. Roots: `Epoch::ZERO`, the log assigns it.
     pub epoch: Epoch,
+    /// The number of the commit that becomes of it ([`JobCommit::number`]): one more than that of the cut before; the
+    /// same again, if that one's commit was empty, because an empty one of a root is not logged.
+    pub number: u64,
 }
 
 /// What became of a job's entry.
@@ -49,8 +52,8 @@ pub trait ComputeService: Send + Sync {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError>;
 
     /// Ends an epoch in all tasks of the job and makes its delta durable (uploads done when this
-    /// returns). The commit's `epoch` is as in the cut; its number follows that of the cut before. A derived job may be
-    /// cut again before earlier commits are concluded.
+    /// returns). The commit's `epoch` and `number` are as in the cut. A job may be cut again before earlier commits are
+    /// concluded.
     /// An error means that the job's tasks failed and have stopped: meta starts a new generation.
     async fn cut(
         &self,

@@ -250,8 +250,9 @@ pub struct JobCommit {
     /// Of entries without a number, which earlier releases wrote: the job's epoch before this one.
     #[prost(uint64, tag = "3")]
     pub prev_epoch: u64,
-    /// Counts the job's commits: one more than the version has taken, or the entry is void. So a void commit voids
-    /// those that were cut after it, also where several have the same epoch (backfill) or none yet (tables).
+    /// Counts the job's commits, as the leader numbers them at the cut: one more than the version has taken, or the
+    /// entry is void. So a void commit voids those that were cut after it, also where several have the same epoch
+    /// (backfill) or none yet (tables), and one that comes twice is taken once.
     #[prost(uint64, tag = "13")]
     pub number: u64,
     /// 0 for a root: the record's own epoch.

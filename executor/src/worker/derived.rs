@@ -10,6 +10,7 @@ use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, TableId,
 use millrace_graph::lookahead::Place;
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::catalog::Relation;
+use millrace_rpc::services::Cut;
 use millrace_rpc::version::{
     BackfillPosition, BackfillState, ColumnWatermark, JobCommit, JobVersion, PublishHandle,
     SourceWatermark, retention_counter,
@@ -74,7 +75,7 @@ struct Control {
     digest: Option<Digest>,
     /// The relation's, by column.
     watermarks: BTreeMap<u32, i64>,
-    /// Of the last commit.
+    /// Of the last cut.
     number: u64,
 }
 
@@ -225,9 +226,10 @@ impl Derived {
     }
 
     /// Ends an epoch in all tasks and makes it durable.
-    pub async fn cut(&self, epoch: Epoch) -> Result<JobCommit, ExecError> {
+    pub async fn cut(&self, cut: Cut) -> Result<JobCommit, ExecError> {
+        let (epoch, number) = (cut.epoch, cut.number);
         let mut control = self.control.lock().await;
-        let barrier = control.barrier(epoch, &self.stages)?;
+        let barrier = control.barrier(cut, &self.stages)?;
         let barrier = Arc::new(barrier);
         if barrier.swap {
             self.await_concluded().await;
@@ -247,7 +249,7 @@ impl Derived {
         crash::point("executor-before-persist");
         let runs = std::mem::take(&mut all.runs);
         let staged = std::mem::take(&mut all.staged);
-        let (mut commit, number) = self.seal(&mut control, &barrier, all);
+        let mut commit = self.seal(&mut control, &barrier, number, all);
         let of = match (barrier.backfill, &commit.backfill) {
             (true, Some(_)) => ChangeOf::Snapshot,
             (true, None) => ChangeOf::SnapshotEnd,
@@ -291,8 +293,9 @@ impl Derived {
         &self,
         control: &mut Control,
         barrier: &Barrier,
+        number: u64,
         mut all: Collected,
-    ) -> (JobCommit, u64) {
+    ) -> JobCommit {
         if let Some(delta) = all.digest {
             let total = control.digest.unwrap_or_default().plus(delta);
             control.digest = Some(total);
@@ -311,7 +314,7 @@ impl Derived {
         let mut commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
-            number: control.number + 1,
+            number,
             epoch: barrier.epoch.0,
             backfill: after.clone(),
             row_count_delta: all.row_count,
@@ -320,7 +323,7 @@ impl Derived {
             ..JobCommit::default()
         };
         self.note_marks(control, &mut all, &mut commit);
-        control.number += 1;
+        control.number = number;
         let announced = self.announce(barrier, &commit, all.delta.as_deref());
         self.in_flight.lock().push_back(InFlight {
             persisted: None,
@@ -330,14 +333,14 @@ impl Derived {
             backfill: barrier.backfill,
             caught_up: barrier.backfill && after.is_none(),
             digest: control.digest,
-            number: control.number,
+            number,
             epoch: barrier.epoch,
             announced,
         });
         control.backfill = after;
         control.last = barrier.epoch;
         self.debug_check_in_flight(control);
-        (commit, control.number)
+        commit
     }
 
     /// Tells those that look ahead of an epoch's change, unless it is too large to be told.
@@ -406,7 +409,12 @@ impl Derived {
 }
 
 impl Control {
-    fn barrier(&self, epoch: Epoch, stages: &[u32]) -> Result<Barrier, ExecError> {
+    fn barrier(&self, cut: Cut, stages: &[u32]) -> Result<Barrier, ExecError> {
+        let Cut { epoch, number } = cut;
+        if number != self.number + 1 {
+            let last = self.number;
+            return Err(ExecError::internal(format!("cut {number}, not the one after {last}")));
+        }
         match &self.backfill {
             // A job started before its snapshot epoch was fixed learns it here.
             Some(b) if b.snapshot_epoch != 0 && b.snapshot_epoch != epoch.0 => {

@@ -239,8 +239,8 @@ impl ComputeService for Worker {
         let began = self.shared.store.env().now();
         let commit = match &job.kind {
             Kind::Nothing => Err(SqlError::internal("a source has nothing to cut")),
-            Kind::Table(table) => job.guard(table.cut()).await,
-            Kind::Derived(derived) => job.guard(derived.cut(cut.epoch)).await,
+            Kind::Table(table) => job.guard(table.cut(cut.number)).await,
+            Kind::Derived(derived) => job.guard(derived.cut(cut)).await,
         }?;
         job.barriers.record(self.shared.store.env().elapsed(began));
         job.epochs.add(1);

@@ -153,7 +153,6 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         sequencer,
         Arc::clone(&store),
         Arc::clone(&shared.changelogs),
-        start.version.commits,
     );
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);

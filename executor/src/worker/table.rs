@@ -18,8 +18,6 @@ pub struct Table {
     pub sequencer: Arc<Sequencer>,
     pub store: Arc<JobStore>,
     pub changelogs: Arc<ChangelogCache>,
-    /// Of its last commit.
-    number: Mutex<u64>,
     /// Durable, not concluded; oldest first.
     in_flight: Mutex<VecDeque<Persisted>>,
 }
@@ -31,10 +29,9 @@ impl Table {
         sequencer: Arc<Sequencer>,
         store: Arc<JobStore>,
         changelogs: Arc<ChangelogCache>,
-        commits: u64,
     ) -> Table {
-        let (number, in_flight) = (Mutex::new(commits), Mutex::default());
-        Table { job, generation, sequencer, store, changelogs, number, in_flight }
+        let in_flight = Mutex::default();
+        Table { job, generation, sequencer, store, changelogs, in_flight }
     }
 
     /// Waits until it is time to end the epoch: see [`Sequencer::await_batch`].
@@ -44,7 +41,7 @@ impl Table {
     }
 
     /// Ends the epoch and makes its rows durable, while the one before may still be on its way into the log.
-    pub async fn cut(&self) -> Result<JobCommit, ExecError> {
+    pub async fn cut(&self, number: u64) -> Result<JobCommit, ExecError> {
         let sealed = self.sequencer.seal()?;
         fail::fail_point!("executor.sealed");
         crash::point("executor-before-persist");
@@ -57,9 +54,10 @@ impl Table {
         };
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");
-        let mut commit = JobCommit {
+        let commit = JobCommit {
             job: self.job.0,
             generation: self.generation.0,
+            number,
             epoch: 0,
             slices: persisted.slices.clone(),
             edit: persisted.edit.clone(),
@@ -71,11 +69,6 @@ impl Table {
             watermarks: sealed.watermark.into_iter().collect(),
             ..JobCommit::default()
         };
-        let mut number = self.number.lock();
-        commit.number = *number + 1;
-        // An empty one is not logged.
-        *number += u64::from(!commit.is_empty());
-        drop(number);
         self.in_flight.lock().push_back(persisted);
         self.sequencer.handed_over();
         Ok(commit)

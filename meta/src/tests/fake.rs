@@ -186,12 +186,13 @@ impl ComputeService for Fake {
         if job.generation != generation {
             return Err(SqlError::internal("another generation runs"));
         }
+        assert_eq!(cut.number, job.number + 1, "commits are numbered without a gap");
         let most = most_in_flight.entry(id).or_default();
         *most = (*most).max(job.sealed.len() + 1);
         let mut commit = JobCommit {
             job: id.0,
             generation: generation.0,
-            number: job.number + 1,
+            number: cut.number,
             epoch: cut.epoch.0,
             ..JobCommit::default()
         };

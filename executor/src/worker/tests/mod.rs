@@ -48,6 +48,8 @@ struct FakeJob {
     start: StartJob,
     graph: Option<Arc<JobGraph>>,
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// Of the last commit that was cut.
+    number: u64,
 }
 
 #[derive(Default)]
@@ -97,6 +99,24 @@ impl FakeMeta {
         epoch
     }
 
+    /// Cuts an epoch, which is still to be committed.
+    async fn cut_only(
+        &self,
+        id: JobId,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> Result<JobCommit, SqlError> {
+        let number = self.jobs.lock()[&id].number + 1;
+        let commit = self.worker().cut(id, generation, Cut { epoch, number }).await?;
+        if epoch != Epoch::ZERO || !commit.is_empty() {
+            let mut jobs = self.jobs.lock();
+            // It may have been started again.
+            let job = jobs.get_mut(&id).filter(|job| job.start.generation == generation);
+            job.into_iter().for_each(|job| job.number = commit.number);
+        }
+        Ok(commit)
+    }
+
     /// Cuts and commits one epoch.
     pub async fn cut(&self, id: JobId, epoch: Epoch) -> Result<JobCommit, SqlError> {
         let (turn, generation) = {
@@ -105,10 +125,9 @@ impl FakeMeta {
             (Arc::clone(&job.turn), job.start.generation)
         };
         let _turn = turn.lock().await;
-        let worker = self.worker();
-        let commit = worker.cut(id, generation, Cut { epoch }).await?;
+        let commit = self.cut_only(id, generation, epoch).await?;
         let committed = self.fold(id, &commit);
-        worker.conclude_epoch(id, generation, CommitOutcome::Committed(committed)).await;
+        self.worker().conclude_epoch(id, generation, CommitOutcome::Committed(committed)).await;
         Ok(commit)
     }
 }
@@ -219,6 +238,7 @@ impl Cluster {
             let job = jobs.get_mut(&id).unwrap();
             job.start.generation.0 += 1;
             job.turn = Arc::default();
+            job.number = job.start.version.commits;
             (job.start.clone(), job.graph.clone())
         };
         let Some(graph) = graph else { return self.worker.start_job(start).await };
@@ -231,8 +251,8 @@ impl Cluster {
 
     fn register(&self, start: StartJob, graph: Option<Arc<JobGraph>>) -> JobId {
         let id = RelationId(start.relation.id);
-        let turn = Arc::default();
-        self.meta.jobs.lock().insert(id, FakeJob { start, graph, turn });
+        let (turn, number) = (Arc::default(), start.version.commits);
+        self.meta.jobs.lock().insert(id, FakeJob { start, graph, turn, number });
         id
     }
 

@@ -23,7 +23,7 @@ fn generation(c: &Cluster, table: JobId) -> Generation {
 }
 
 async fn cut(c: &Cluster, table: JobId) -> JobCommit {
-    c.worker.cut(table, generation(c, table), Cut { epoch: Epoch::ZERO }).await.unwrap()
+    c.meta.cut_only(table, generation(c, table), Epoch::ZERO).await.unwrap()
 }
 
 async fn conclude(c: &Cluster, table: JobId, commit: &JobCommit) {

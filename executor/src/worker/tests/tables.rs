@@ -297,7 +297,7 @@ async fn statements_of_a_table_that_stops_are_told() {
             async move { c.dml(t, &[(2, 2, 1)], INSERT).await }
         });
         cut_waits(&c, t).await;
-        c.worker.cut(t, Generation(1), Cut { epoch: Epoch::ZERO }).await.unwrap();
+        c.meta.cut_only(t, Generation(1), Epoch::ZERO).await.unwrap();
         (statement, held)
     };
     c.worker.stop_job(t, Generation(1)).await;
