@@ -1,6 +1,7 @@
 //! Lookaheads through the jobs of inputs: the rows of a view are computed from rows of what its own job reads, so keys
 //! that rows of the view bring may be known before there is a row of the view.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::datatypes::{Schema, SchemaRef};
@@ -11,11 +12,12 @@ use millrace_functions::expr::{ExprRef, column, columns_of};
 
 use super::stages::Port;
 use super::steps::{self, node};
-use super::{Access, Lookahead, Place, walk};
+use super::walk::{End, Way};
+use super::{Access, Lookahead, NodeId, Place, walk};
 use crate::{JobGraph, Node, Operator, Project};
 
-/// Those of one lookahead.
-const MAX_BEHIND: usize = 16;
+/// Relations that are looked at for one lookahead, each for each way in which its rows bring the key.
+const MAX_RELATIONS: usize = 32;
 /// Jobs between a relation and the leaf.
 const MAX_JOBS: usize = 8;
 
@@ -30,63 +32,99 @@ pub struct Behind {
     pub through: Vec<RelationId>,
 }
 
-/// The keys of a lookahead by rows of the tables behind what its leaf reads. `graph_of`: of a relation's own job, if it
-/// is derived. There is none where a job between has state, or where the key is chained.
+impl Behind {
+    /// The same keys of the same rows, whatever relations are between.
+    fn is_same(&self, other: &Behind) -> bool {
+        (self.lookahead.relation, &self.columns) == (other.lookahead.relation, &other.columns)
+            && self.lookahead.is_same(&other.lookahead)
+    }
+}
+
+/// The keys of a lookahead by rows of the tables behind what its leaf reads, each way once. All or none: there is none
+/// where some rows of a relation between may come of others than those that bring the key, or where the key is chained.
+/// What is behind a relation is looked at once, however many ways lead there.
 pub fn behind(
     graph: &JobGraph,
     l: &Lookahead,
     graph_of: &dyn Fn(RelationId) -> Option<Arc<JobGraph>>,
 ) -> Vec<Behind> {
     let Some(Operator::Subscribe(own)) = node(graph, l.leaf).map(|n| &n.op) else { return vec![] };
-    let (lookahead, columns) = (l.clone(), own.columns.clone());
-    let mut open = vec![Behind { lookahead, columns, through: vec![] }];
-    let mut found = Vec::new();
-    while let Some(of) = open.pop() {
-        match graph_of(of.lookahead.relation) {
-            None if of.through.is_empty() => {}
-            None => found.push(of),
-            Some(producer) if of.through.len() < MAX_JOBS && l.chained.is_none() => {
-                open.extend(upstream(&producer, &of));
-            }
-            Some(_) => {}
-        }
-        if open.len() + found.len() > MAX_BEHIND {
-            break;
-        }
-    }
-    found.truncate(MAX_BEHIND);
-    found
-}
-
-/// The same keys, of rows of what the job reads that has the graph `producer`: one for each way through it.
-fn upstream(producer: &JobGraph, of: &Behind) -> Vec<Behind> {
-    let has_state = |node: &Node| !node.op.cleaned_tables().is_empty();
-    if producer.fragments.iter().flat_map(|f| &f.nodes).any(has_state) {
+    if l.chained.is_some() || graph_of(l.relation).is_none() {
         return vec![];
     }
-    let read = read_columns(&of.lookahead);
-    let key: Option<Vec<usize>> = read.iter().map(|&c| of.columns.get(c).copied()).collect();
-    let access = key.map(|key| Access { port: 0, key, vnode: vec![] });
-    let Some(port) = access.and_then(|access| root_port(producer, access)) else { return vec![] };
-    let mut found: Vec<Behind> = Vec::new();
-    for way in walk::ways(producer, &port, &[]) {
-        let Some(rows) = steps::lookahead(producer, &port, &[], &way, None) else { continue };
-        let Some(Operator::Subscribe(from)) = node(producer, rows.leaf).map(|n| &n.op) else {
+    let (lookahead, columns) = (l.clone(), own.columns.clone());
+    let mut all = vec![Behind { lookahead, columns, through: vec![] }];
+    let mut tables = Vec::new();
+    let mut at = 0;
+    while let Some(of) = all.get(at).cloned() {
+        at += 1;
+        let Some(producer) = graph_of(of.lookahead.relation) else {
+            tables.push(of);
             continue;
         };
-        let columns = from.columns.clone();
-        let Some(lookahead) = joined(rows, &read, &of.lookahead) else { continue };
-        let is_known = |other: &Behind| {
-            (other.lookahead.relation, &other.columns) == (lookahead.relation, &columns)
-                && other.lookahead.is_same(&lookahead)
+        let is_near = of.through.len() < MAX_JOBS;
+        let Some(upstream) = is_near.then(|| upstream(&producer, &of)).flatten() else {
+            return vec![];
         };
-        if !found.iter().any(is_known) {
-            let mut through = of.through.clone();
-            through.push(of.lookahead.relation);
-            found.push(Behind { lookahead, columns, through });
+        for new in upstream {
+            if !all.iter().any(|known| known.is_same(&new)) {
+                all.push(new);
+            }
+        }
+        if all.len() > MAX_RELATIONS {
+            return vec![];
         }
     }
-    found
+    tables
+}
+
+/// The same keys, of rows of what the job reads that has the graph `producer`: one for each way through it. `None`: its
+/// rows may come of other rows.
+fn upstream(producer: &JobGraph, of: &Behind) -> Option<Vec<Behind>> {
+    let read = read_columns(&of.lookahead);
+    let key: Option<Vec<usize>> = read.iter().map(|&c| of.columns.get(c).copied()).collect();
+    let port = root_port(producer, Access { port: 0, key: key?, vnode: vec![] })?;
+    let ways = walk::ways(producer, &port, &[]);
+    let ends = |leaf: &NodeId| ways.iter().any(|way| way.end == End::Leaf(*leaf));
+    let is_join = |way: &Way| matches!(way.end, End::Join(..));
+    if ways.iter().any(is_join)
+        || !emitting_leaves(producer, (port.node.0, port.input)).iter().all(ends)
+    {
+        return None;
+    }
+    let mut found: Vec<Behind> = Vec::new();
+    for way in &ways {
+        // The key is the same for all rows: there is nothing to announce.
+        let Some(rows) = steps::lookahead(producer, &port, &[], way, None) else { continue };
+        let Some(Operator::Subscribe(from)) = node(producer, rows.leaf).map(|n| &n.op) else {
+            return None;
+        };
+        let mut through = of.through.clone();
+        through.push(of.lookahead.relation);
+        let (lookahead, columns) = (joined(rows, &read, &of.lookahead)?, from.columns.clone());
+        found.push(Behind { lookahead, columns, through });
+    }
+    Some(found)
+}
+
+/// The leaves whose rows may make a node put out rows.
+fn emitting_leaves(graph: &JobGraph, root: NodeId) -> Vec<NodeId> {
+    let (mut open, mut seen, mut leaves) = (vec![root], BTreeSet::new(), Vec::new());
+    while let Some(at) = open.pop() {
+        let Some(node) = node(graph, at).filter(|_| seen.insert(at)) else { continue };
+        match &node.op {
+            Operator::Subscribe(_) | Operator::Source(_) => leaves.push(at),
+            Operator::Exchange(exchange) => {
+                let from = graph.fragments.get(exchange.fragment);
+                let edge = from.and_then(|f| f.outputs.get(exchange.output));
+                open.extend(edge.map(|edge| (exchange.fragment, edge.from)));
+            }
+            // The right side emits nothing.
+            Operator::Lookup(_) => open.extend(node.inputs.first().map(|&input| (at.0, input))),
+            _ => open.extend(node.inputs.iter().map(|&input| (at.0, input))),
+        }
+    }
+    leaves
 }
 
 /// Where the rows of a job arrive.

@@ -132,9 +132,73 @@ fn a_table_read_directly_has_none_behind_it() {
 }
 
 #[test]
-fn a_view_with_state_lets_no_key_through() {
-    let jobs = [(20, grouped(7, &[0, 1], "a b", 0))];
-    assert!(found(&grouped(20, &[0], "a", 0), &jobs).is_empty());
+fn a_key_of_the_group_is_followed_through_a_view_with_state() {
+    // `SELECT b, … FROM t GROUP BY b`
+    let jobs = [(20, grouped(7, &[0, 1], "a b", 1))];
+    let through = summary(&found(&grouped(20, &[0], "b", 0), &jobs));
+    assert_eq!(through, [(7, vec![20], "1.0 of 0: Project b@1; key (b@0)".to_owned())]);
+}
+
+#[test]
+fn a_view_whose_rows_may_come_of_rows_without_the_key_lets_none_through() {
+    let job = |wanted: &[usize]| {
+        let mut plan = Plan::new();
+        let (left, right) = (plan.subscribe(7, &[0, 1], "a b"), plan.subscribe(8, &[0, 1], "k x"));
+        let joined = plan.join([left, right], JoinKind::Inner, [&[0], &[0]]);
+        let exprs = wanted.iter().map(|&c| (plan.column(joined, c), "y")).collect();
+        plan.project(joined, exprs);
+        plan.graph()
+    };
+    // Rows of the right side meet rows of the left one, whose `b` they do not know; the key of both they know.
+    assert!(found(&grouped(20, &[0], "y", 0), &[(20, job(&[1]))]).is_empty());
+    let both = found(&grouped(20, &[0], "y", 0), &[(20, job(&[0]))]);
+    let mut tables: Vec<u32> = both.iter().map(|b| b.lookahead.relation.0).collect();
+    tables.sort_unstable();
+    assert_eq!(tables, [7, 8]);
+    // A branch of a union that a source brings.
+    let mut plan = Plan::new();
+    let left = plan.subscribe(7, &[0], "x");
+    let source = Source { relation: RelationId(3), columns: vec![0] };
+    let right = plan.add(Operator::Source(source), &[], schema(vec![bigint("x")]));
+    let schema = Arc::clone(plan.schema(left));
+    plan.add(Operator::Union(Union), &[left, right], schema);
+    assert!(found(&grouped(20, &[0], "x", 0), &[(20, plan.graph())]).is_empty());
+}
+
+/// Views in pairs that read the pair before, all of it, `levels` times over a table; the last one is `top`.
+fn diamonds(levels: u32) -> (u32, Vec<(u32, JobGraph)>) {
+    let mut jobs = Vec::new();
+    let (mut below, mut next) = (vec![7], 100);
+    for _ in 0..levels {
+        let above = vec![next, next + 1];
+        for &view in &above {
+            let mut plan = Plan::new();
+            let leaves: Vec<usize> = below.iter().map(|b| plan.subscribe(*b, &[0], "x")).collect();
+            let schema = Arc::clone(plan.schema(leaves[0]));
+            plan.add(Operator::Union(Union), &leaves, schema);
+            jobs.push((view, plan.graph()));
+        }
+        (below, next) = (above, next + 2);
+    }
+    (below[0], jobs)
+}
+
+#[test]
+fn stacked_diamonds_of_views_are_walked_once() {
+    for (levels, tables) in [(1, 1), (7, 1), (40, 0)] {
+        let (top, jobs) = diamonds(levels);
+        let graph = grouped(top, &[0], "x", 0);
+        let l = lookaheads(&graph).remove(0);
+        let asked = std::cell::Cell::new(0);
+        let job = |id: RelationId| {
+            asked.set(asked.get() + 1);
+            jobs.iter().find(|(own, _)| *own == id.0).map(|(_, graph)| Arc::new(graph.clone()))
+        };
+        let found = behind(&graph, &l, &job);
+        let relations: Vec<u32> = found.iter().map(|b| b.lookahead.relation.0).collect();
+        assert_eq!(relations, vec![7; tables], "{levels} levels");
+        assert!(asked.get() <= 20, "{levels} levels: {} relations were looked at", asked.get());
+    }
 }
 
 #[test]
