@@ -23,6 +23,11 @@ impl Usage {
     pub fn cpu_s(&self) -> f64 {
         (self.user + self.system).as_secs_f64()
     }
+
+    /// The share of the machine's cores that was busy with this process.
+    pub fn cpu_share(&self) -> f64 {
+        self.cpu_s() / (self.wall.as_secs_f64() * cores() as f64).max(1e-9)
+    }
 }
 
 impl Mark {
@@ -39,6 +44,11 @@ impl Mark {
             system: now.system.saturating_sub(self.system),
         }
     }
+}
+
+/// Of the machine, as far as this process may use them.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
 /// The kernel counts in hundredths of a second (USER_HZ is 100 on every Linux we run on).

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 
 /// What programs read of each mode's JSON line.
-const FIELDS: [&str; 21] = [
+const FIELDS: [&str; 22] = [
     "query",
     "profile",
     "mode",
@@ -18,6 +18,7 @@ const FIELDS: [&str; 21] = [
     "state_wait_p999_ms",
     "max_events_per_s",
     "cpu_s",
+    "cpu_s_per_million",
     "cold_keys_per_epoch",
     "late_epochs",
     "rounds",
@@ -36,7 +37,7 @@ fn bench(arguments: &[&str]) -> Output {
 
 #[test]
 fn every_mode_has_a_line_and_all_have_one_result() {
-    let small = ["--keys", "2000", "--rate", "200", "--seconds", "0.5"];
+    let small = ["--keys", "40000", "--rate", "100", "--seconds", "1"];
     let words = ["prefetch", "--quick", "--profile", "nvme", "--modes", "lookahead,fixed,bound"];
     let output = bench(&[&words[..], &small[..]].concat());
     let told = String::from_utf8_lossy(&output.stderr);
@@ -55,6 +56,7 @@ fn every_mode_has_a_line_and_all_have_one_result() {
         assert!(line["rows"].as_u64().is_some_and(|rows| rows > 0));
     }
     let find = |mode: &str| lines.iter().find(|l| l["mode"] == mode).expect("it is there");
+    assert!(find("lookahead")["hinted"].as_u64().is_some_and(|hinted| hinted > 0));
     let wait = |mode: &str| find(mode)["state_wait_p50_ms"].as_f64().expect("a number");
     assert!(wait("bound") <= wait("async-timestamp"), "a bound of the run that it is taken from");
 }

@@ -13,9 +13,11 @@ const TASKS: std::ops::RangeInclusive<usize> = 1..=64;
 const LEAST_KEYS: u64 = 100;
 const DEFAULT_RUNS: u32 = 5;
 /// `--quick`: keys, seconds of rows at a rate, and seconds in which the most is looked for.
-const QUICK_KEYS: u64 = 50_000;
-const QUICK_SECONDS: f64 = 2.0;
+const QUICK_KEYS: u64 = 200_000;
+const QUICK_SECONDS: f64 = 3.0;
 const QUICK_CLOSED_SECONDS: f64 = 0.8;
+/// The least share of the state to the caches with which no key is in memory but by chance.
+const COLD_STATE: f64 = 4.0;
 
 /// What `--help` begins with.
 pub const ABOUT: &str = "\
@@ -31,10 +33,12 @@ Modes: sync-lru, sync-clock (a row waits for its state before the next), async-l
 overtake each other while state is read), lookahead (hints, as by default), entry, root, leaf (hints from one fixed
 place), fixed (the best of these three, which are all run), ram (nothing is cold), bound (what a perfect prefetcher
 would reach with the leads and reads of the async-timestamp run; runs that and ram). Groups: `all`, and `async`, which
-is `all` without the two sync modes: since the rate is 70 % of the slowest mode's maximum, it allows a higher rate.
+is `all` without the two sync modes: since the rate is at most 70 % of the slowest mode's maximum, it allows a higher
+rate. It is lowered further until at most half a core for each task is busy and keys are cold.
 
 Output: for each mode a table row and a JSON line of medians over the runs, a JSON line for each run where there are
-several, then the ratios that matter with their bars. Modes whose results differ are an error.";
+several, then the ratios that matter with their bars. Modes whose results differ are an
+error; so is a run whose state is not cold, or with hints on and none sent (lines with ERROR).";
 
 const AFTER: &str = "\
 Examples:
@@ -86,11 +90,11 @@ pub struct Args {
     /// A cache of blocks on a local disk, between memory and the store
     #[arg(long, value_enum, default_value = "off")]
     disk_tier: DiskTier,
-    /// Keys of each table with state (with --quick 50000)
-    #[arg(long, default_value_t = 200_000)]
+    /// Keys of each table with state (with --quick at most 200000)
+    #[arg(long, default_value_t = 1_000_000)]
     keys: u64,
     /// How many times larger the state is than the caches
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 10)]
     state_to_cache: u64,
     /// How unequally often keys come: the exponent of Zipf's law; 0: all keys alike, and each in its turn
     #[arg(long, default_value_t = 0.0)]
@@ -101,10 +105,11 @@ pub struct Args {
     /// The values of --sweep, instead of 0,0.6,0.9,1.2 (skew), 1,2,4,8,16 (cache) or 1,10,100,255 (threshold)
     #[arg(long, value_delimiter = ',', requires = "sweep")]
     sweep_values: Vec<f64>,
-    /// Rows a second; by default 70 % of the slowest mode's maximum
+    /// Rows a second; by default at most 70 % of the slowest mode's maximum, and less if state would not be cold or more
+    /// than half a core busy for each task
     #[arg(long)]
     rate: Option<f64>,
-    /// Seconds in which rows arrive, in each run (with --quick at most 2)
+    /// Seconds in which rows arrive, in each run (with --quick at most 3)
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Sessions that insert rows
@@ -253,6 +258,17 @@ pub fn require(holds: bool, message: impl FnOnce() -> String) -> Result<(), Stri
 }
 
 impl Setting {
+    /// No key is in memory but by chance.
+    pub fn is_cold(&self) -> bool {
+        !self.disk_tier && self.skew <= 0.0 && self.state_to_cache >= COLD_STATE
+    }
+
+    /// What a sweep changes.
+    pub fn title(&self) -> String {
+        let Setting { skew, state_to_cache, threshold, .. } = self;
+        format!("skew {skew}, state {state_to_cache} x cache, threshold {threshold}")
+    }
+
     /// For tables and file names.
     pub fn label(&self) -> String {
         let disk = if self.disk_tier { "+disk" } else { "" };

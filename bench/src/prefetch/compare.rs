@@ -6,17 +6,16 @@ use std::time::Duration;
 use super::args::{Order, Setting};
 use super::arrivals::{self, Measured};
 use super::bars;
+use super::invalid::Invalid;
 use super::load::{self, Reader, Sessions};
 use super::modes::{BOUND, FIXED, Mode, RAM, RECORDED};
 use super::queries::Keys;
+use super::rate;
 use super::report::Cost;
 use super::times::Latencies;
 use super::world::{Running, World};
 use crate::chart::{self, Line, Panel, XScale, YScale};
 use crate::nexmark::digest_of_view;
-
-/// Of the slowest mode's maximum.
-const LOAD: f64 = 0.7;
 
 /// The runs of one mode.
 struct Row {
@@ -26,10 +25,18 @@ struct Row {
 }
 
 /// What one run gives.
-struct Run {
-    cost: Cost,
+pub struct Run {
+    pub cost: Cost,
     latencies: Latencies,
     measured: Measured,
+}
+
+/// What a comparison gives.
+pub struct Outcome {
+    /// Of each mode.
+    pub medians: Vec<Cost>,
+    /// How many runs do not measure what they should.
+    pub invalid: usize,
 }
 
 /// See the module.
@@ -41,26 +48,30 @@ pub struct Comparison<'a> {
 
 impl Comparison<'_> {
     /// The medians of each mode, printed.
-    pub async fn run(&self) -> Result<Vec<Cost>, String> {
+    pub async fn run(&self) -> Result<Outcome, String> {
         let most = match self.order.rate {
             Some(_) => vec![None; self.order.plan.run.len()],
             None => self.most_rows().await?,
         };
         let slowest = most.iter().flatten().copied().reduce(f64::min).unwrap_or_default();
-        let rate = self.order.rate.unwrap_or(slowest * LOAD).max(1.0);
+        let rate = match self.order.rate {
+            Some(rate) => rate,
+            None => rate::choose(self, slowest).await?,
+        };
         self.note_few_rows(rate);
-        let mut rows = self.measure_all(rate, &most).await?;
+        let (mut rows, invalid) = self.measure_all(rate, &most).await?;
         let mut medians = Vec::new();
         for row in &rows {
             medians.push(Cost::median(&row.costs)?);
         }
         self.add_fixed(&mut medians, &mut rows)?;
         medians.iter().try_for_each(Cost::print)?;
+        invalid.iter().try_for_each(Invalid::print)?;
         bars::print(&bars::of_modes(&medians))?;
         if let Some(directory) = &self.order.svg {
             self.draw(directory, &rows)?;
         }
-        Ok(medians)
+        Ok(Outcome { medians, invalid: invalid.len() })
     }
 
     /// The percentiles of few rows are those of a handful of epochs.
@@ -109,26 +120,36 @@ impl Comparison<'_> {
     }
 
     /// Every mode at a rate, as often as is asked for; lines are printed as they come.
-    async fn measure_all(&self, rate: f64, most: &[Option<f64>]) -> Result<Vec<Row>, String> {
+    async fn measure_all(
+        &self,
+        rate: f64,
+        most: &[Option<f64>],
+    ) -> Result<(Vec<Row>, Vec<Invalid>), String> {
         let plan = &self.order.plan;
         let row =
             |mode: &str| Row { mode: mode.to_owned(), costs: Vec::new(), latencies: Vec::new() };
         let mut rows: Vec<Row> = plan.run.iter().map(|m| row(m.name)).collect();
         let mut bound = row(BOUND);
-        let mut hash = None;
+        let (mut hash, mut invalid) = (None, Vec::new());
         for number in 0..self.order.runs {
             let mut runs = Vec::new();
-            for (i, mode) in plan.run.iter().enumerate() {
-                let mut run = self.measure(mode, rate).await?;
+            for (i, mode) in in_turn(&plan.run, number) {
+                let mut run = self.measure(mode, rate, self.order.seconds).await?;
                 run.cost.run = Some(number);
                 run.cost.max_events_per_s = most.get(i).copied().flatten();
                 self.require_same(&mut hash, &run.cost)?;
-                rows[i].costs.push(run.cost.clone());
-                rows[i].latencies.push(run.latencies.clone());
+                invalid.extend(Invalid::of(mode, self.setting, &run.cost));
                 runs.push((mode.name, run));
             }
+            add_cpu_ratios(&mut runs);
+            for (name, run) in &runs {
+                for row in rows.iter_mut().filter(|r| r.mode == *name) {
+                    row.costs.push(run.cost.clone());
+                    row.latencies.push(run.latencies.clone());
+                }
+            }
             if plan.bound {
-                let (cost, latencies) = bound_of(&runs)?;
+                let (cost, latencies) = self.bound_of(&runs)?;
                 bound.costs.push(cost);
                 bound.latencies.push(latencies);
             }
@@ -138,7 +159,7 @@ impl Comparison<'_> {
             }
         }
         rows.extend((!bound.costs.is_empty()).then_some(bound));
-        Ok(rows)
+        Ok((rows, invalid))
     }
 
     /// All modes have the same result.
@@ -156,11 +177,12 @@ impl Comparison<'_> {
         ))
     }
 
-    async fn measure(&self, mode: &Mode, rate: f64) -> Result<Run, String> {
+    /// One run of so many seconds.
+    pub async fn measure(&self, mode: &Mode, rate: f64, seconds: f64) -> Result<Run, String> {
         let running = self.world.copy(mode, self.setting).await?;
         let reader = Reader::open(self.world, &running).await?;
         let sessions = Sessions::open(&self.keys(), &running, self.order.sessions).await?;
-        let count = ((rate * self.order.seconds) as u64).max(1);
+        let count = ((rate * seconds) as u64).max(1);
         let measured = arrivals::open(self.world, &running, &sessions, (rate, count)).await?;
         let stats = running.sim.stats();
         let digest = digest_of_view(&running.server, running.view()).await?;
@@ -168,7 +190,11 @@ impl Comparison<'_> {
         end(running, reader, sessions).await?;
         let latencies = Latencies::of(&measured.recording.rows()?);
         let cost = Cost { cache_mb, ..Cost::of(self.world, self.setting, mode.name, rate) };
-        let cost = cost.with_latencies(&latencies).with_measured(&measured, &stats);
+        let cost = cost.with_latencies(&latencies).with_measured(
+            &measured,
+            &stats,
+            self.world.query.caches,
+        );
         Ok(Run { cost: cost.with_output(digest), latencies, measured })
     }
 
@@ -193,6 +219,17 @@ impl Comparison<'_> {
         Ok(())
     }
 
+    /// What a perfect prefetcher would have had in these runs of a round.
+    fn bound_of(&self, runs: &[(&'static str, Run)]) -> Result<(Cost, Latencies), String> {
+        let find = |name: &str| runs.iter().find(|(n, _)| *n == name).map(|(_, run)| run);
+        let missing = || format!("{BOUND} needs the modes {RECORDED} and {RAM}");
+        let recorded = find(RECORDED).ok_or_else(missing)?;
+        let warm = find(RAM).ok_or_else(missing)?.measured.recording.median_waits();
+        let rows = recorded.measured.recording.bound(&warm, self.world.query.parallel_reads)?;
+        let latencies = Latencies::of(&rows);
+        Ok((recorded.cost.bound(&latencies), latencies))
+    }
+
     fn draw(&self, directory: &Path, rows: &[Row]) -> Result<(), String> {
         let panel = |title: &str, of: fn(Latencies) -> Vec<f64>| {
             let line = |row: &Row| {
@@ -214,8 +251,7 @@ impl Comparison<'_> {
         ];
         let (query, setting) = (self.world.query.name, self.setting);
         let Setting { skew, state_to_cache, threshold, .. } = setting;
-        let title =
-            format!("{query}, {}, skew {skew}, state {state_to_cache} x cache", setting.label());
+        let title = format!("{query}, {}, {}", setting.label(), setting.title());
         let name = format!(
             "prefetch-{query}-{}-skew{skew}-cache{state_to_cache}-threshold{threshold}.svg",
             setting.label()
@@ -224,14 +260,24 @@ impl Comparison<'_> {
     }
 }
 
-/// What a perfect prefetcher would have had in these runs of a round.
-fn bound_of(runs: &[(&'static str, Run)]) -> Result<(Cost, Latencies), String> {
-    let find = |name: &str| runs.iter().find(|(n, _)| *n == name).map(|(_, run)| run);
-    let missing = || format!("{BOUND} needs the modes {RECORDED} and {RAM}");
-    let recorded = find(RECORDED).ok_or_else(missing)?;
-    let warm = find(RAM).ok_or_else(missing)?.measured.recording.median_waits();
-    let latencies = Latencies::of(&recorded.measured.recording.bound(&warm)?);
-    Ok((recorded.cost.bound(&latencies), latencies))
+/// The modes with their places in the list, every second time from the last to the first: none is always after another.
+fn in_turn(modes: &[Mode], number: u32) -> Vec<(usize, &Mode)> {
+    let mut order: Vec<(usize, &Mode)> = modes.iter().enumerate().collect();
+    if number % 2 == 1 {
+        order.reverse();
+    }
+    order
+}
+
+/// Of the runs of one round.
+fn add_cpu_ratios(runs: &mut [(&'static str, Run)]) {
+    let recorded = runs.iter().find(|(name, _)| *name == RECORDED);
+    let Some(base) = recorded.and_then(|(_, run)| run.cost.cpu_s).filter(|s| *s > 0.0) else {
+        return;
+    };
+    for (_, Run { cost, .. }) in runs {
+        cost.cpu_ratio = cost.cpu_s.map(|own| own / base);
+    }
 }
 
 async fn end(running: Running, reader: Reader, sessions: Sessions) -> Result<(), String> {

@@ -1,8 +1,8 @@
 //! How long rows take whose state is in no cache: with hints, without, and as if nothing were cold.
 //!
 //! The state of a query, some times larger than the caches, is built once. Each mode runs on a copy of it, in a server
-//! of its own with cold caches and the same memory, over a simulated store. Rows arrive at a fixed rate whatever becomes of those before: at
-//! 70 % of the most that the slowest mode can take. `visible` is the time from a row's arrival until it can be read in
+//! of its own with cold caches and the same memory, over a simulated store. Rows arrive at a fixed rate whatever
+//! becomes of those before: see [`rate`]. `visible` is the time from a row's arrival until it can be read in
 //! the last view; `state_wait` from when a view could read the row until the view's epoch with it was sealed, which
 //! contains the reads of cold state and no commit (over a chain of views, the sum). All modes must have the same result.
 //!
@@ -14,10 +14,12 @@ mod args;
 mod arrivals;
 mod bars;
 mod compare;
+mod invalid;
 mod load;
 mod modes;
 mod operators;
 mod queries;
+mod rate;
 mod report;
 mod sparse;
 mod times;
@@ -33,7 +35,7 @@ use self::world::World;
 pub async fn run(args: &Args) -> Result<(), String> {
     let order = args.order()?;
     report::print_header();
-    let mut all = Vec::new();
+    let (mut all, mut invalid) = (Vec::new(), 0);
     for query in &order.queries {
         let disk_tier = order.settings.iter().any(|s| s.disk_tier);
         let begun = Instant::now();
@@ -45,11 +47,20 @@ pub async fn run(args: &Args) -> Result<(), String> {
             begun.elapsed().as_secs_f64()
         );
         for setting in &order.settings {
+            if order.settings.len() > 1 {
+                println!("{} {}: {}", query.name, setting.label(), setting.title());
+            }
             let begun = Instant::now();
             let comparison = Comparison { order: &order, world: &world, setting };
-            all.extend(comparison.run().await?);
+            let outcome = comparison.run().await?;
+            invalid += outcome.invalid;
+            all.extend(outcome.medians);
             eprintln!("{} {}: {:.1} s", query.name, setting.label(), begun.elapsed().as_secs_f64());
         }
     }
-    bars::print(&bars::of_queries(&all))
+    bars::print(&bars::of_queries(&all))?;
+    match invalid {
+        0 => Ok(()),
+        n => Err(format!("{n} runs do not measure what they should: see the lines with ERROR")),
+    }
 }

@@ -111,7 +111,12 @@ impl Mode {
 
     /// Without hints, and with cold state: what hints are compared with.
     pub fn is_baseline(&self) -> bool {
-        self.lookahead == LookaheadMode::Off && !self.in_memory
+        !self.has_hints() && !self.in_memory
+    }
+
+    /// Keys are announced in it.
+    pub fn has_hints(&self) -> bool {
+        self.lookahead != LookaheadMode::Off
     }
 
     /// Bytes that hints take from the memory of each state cache: the table of keys in memory and the sketch of frequent

@@ -7,11 +7,12 @@ use super::world::Running;
 /// Bytes of a hint for each key: an encoded BIGINT, its hash and its vnode.
 const HINT_KEY_BYTES: u64 = 9 + 8 + 2;
 
-/// Sums over all operators of the views, in keys.
+/// Sums over all operators of the views, in keys unless another unit is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
-    /// Keys of hints.
+    /// Keys of hints, and the bytes of them.
     pub hinted: u64,
+    pub hint_bytes: u64,
     /// Keys that a row waited for, announced or not.
     pub demand: u64,
     /// Keys that were read ahead; those of them that were there when a row came, that a row had to wait for all the
@@ -26,6 +27,7 @@ impl Operators {
     pub fn now(running: &Running) -> Operators {
         all(running).map(|o| o.lookahead).fold(Operators::default(), |sum, one| Operators {
             hinted: sum.hinted + one.hinted,
+            hint_bytes: sum.hint_bytes + one.hinted * HINT_KEY_BYTES,
             demand: sum.demand + one.missed,
             prefetched: sum.prefetched + one.prefetched,
             in_time: sum.in_time + one.in_time,
@@ -37,16 +39,13 @@ impl Operators {
     pub fn since(self, before: Operators) -> Operators {
         Operators {
             hinted: self.hinted.saturating_sub(before.hinted),
+            hint_bytes: self.hint_bytes.saturating_sub(before.hint_bytes),
             demand: self.demand.saturating_sub(before.demand),
             prefetched: self.prefetched.saturating_sub(before.prefetched),
             in_time: self.in_time.saturating_sub(before.in_time),
             late: self.late.saturating_sub(before.late),
             unused: self.unused.saturating_sub(before.unused),
         }
-    }
-
-    pub fn hint_bytes(&self) -> u64 {
-        self.hinted * HINT_KEY_BYTES
     }
 }
 

@@ -13,6 +13,8 @@ pub struct Query {
     pub dimensions: usize,
     /// State caches whose keys are cold.
     pub caches: usize,
+    /// How many reads one after another of a view could begin at once, since all their keys are in the row.
+    pub parallel_reads: u32,
     /// Views, each reading the one before, the first reading `events`: names and queries. The last is the result.
     pub views: &'static [(&'static str, &'static str)],
     /// Arriving rows a key has before anything is measured.
@@ -31,6 +33,7 @@ pub const QUERIES: &[Query] = &[
         name: "join1",
         dimensions: 1,
         caches: 1,
+        parallel_reads: 1,
         views: &[("out", star!(", d0.a AS a0", "d0 ON e.k0 = d0.k"))],
         history: 0,
     },
@@ -38,6 +41,7 @@ pub const QUERIES: &[Query] = &[
         name: "join3",
         dimensions: 3,
         caches: 3,
+        parallel_reads: 3,
         views: &[(
             "out",
             star!(
@@ -53,6 +57,7 @@ pub const QUERIES: &[Query] = &[
         name: "join5",
         dimensions: 5,
         caches: 5,
+        parallel_reads: 5,
         views: &[(
             "out",
             star!(
@@ -70,6 +75,7 @@ pub const QUERIES: &[Query] = &[
         name: "chain5",
         dimensions: 5,
         caches: 5,
+        parallel_reads: 1,
         views: &[(
             "out",
             star!(
@@ -87,6 +93,7 @@ pub const QUERIES: &[Query] = &[
         name: "q13",
         dimensions: 1,
         caches: 1,
+        parallel_reads: 1,
         views: &[(
             "out",
             "SELECT e.id, e.v, d0.a FROM events e JOIN d0 FOR SYSTEM_TIME AS OF PROCTIME() ON e.k0 = d0.k",
@@ -97,6 +104,7 @@ pub const QUERIES: &[Query] = &[
         name: "q18",
         dimensions: 0,
         caches: 1,
+        parallel_reads: 1,
         views: &[(
             "out",
             "SELECT id, k0, v, at, pad FROM (SELECT *, row_number() OVER (PARTITION BY k0 ORDER BY at DESC) AS r \
@@ -108,6 +116,7 @@ pub const QUERIES: &[Query] = &[
         name: "q19",
         dimensions: 0,
         caches: 1,
+        parallel_reads: 1,
         views: &[(
             "out",
             "SELECT * FROM (SELECT *, row_number() OVER (PARTITION BY k0 ORDER BY v DESC) AS r FROM events) AS ranked \
@@ -119,6 +128,7 @@ pub const QUERIES: &[Query] = &[
         name: "q20",
         dimensions: 1,
         caches: 1,
+        parallel_reads: 1,
         views: &[(
             "out",
             "SELECT e.id, e.v, e.at, d0.a, d0.b FROM events e JOIN d0 ON e.k0 = d0.k WHERE d0.next % 2 = 0",
@@ -129,6 +139,7 @@ pub const QUERIES: &[Query] = &[
         name: "ads",
         dimensions: 1,
         caches: 1,
+        parallel_reads: 1,
         views: &[(
             "out",
             "SELECT d0.next % 100 AS campaign, e.window_start, count(*) AS n \
@@ -141,6 +152,7 @@ pub const QUERIES: &[Query] = &[
         name: "views",
         dimensions: 1,
         caches: 2,
+        parallel_reads: 1,
         views: &[
             ("accepted", "SELECT id, k0, v + 1 AS v FROM events WHERE v >= 0"),
             ("named", "SELECT e.id, e.k0, e.v, d0.a FROM accepted e JOIN d0 ON e.k0 = d0.k"),
@@ -158,6 +170,7 @@ pub const ADAPT: Query = Query {
     name: "adapt",
     dimensions: 1,
     caches: 1,
+    parallel_reads: 1,
     views: &[(
         "out",
         "SELECT e.id, e.v, d0.a FROM (SELECT id, v, CASE WHEN id < 1000000000 THEN k0 % 100 ELSE k0 END AS k \

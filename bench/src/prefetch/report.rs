@@ -43,13 +43,22 @@ pub struct Cost {
     pub max_events_per_s: Option<f64>,
     /// User and system seconds of the process while the measured rows came, the sessions included.
     pub cpu_s: Option<f64>,
+    pub cpu_s_per_million: Option<f64>,
+    /// Of the machine's cores.
+    pub cpu_share: Option<f64>,
+    /// `cpu_s` to that of `async-timestamp` in the same round.
+    pub cpu_ratio: Option<f64>,
     /// Keys that a row waited for, by epochs of the last view.
     pub cold_keys_per_epoch: Option<f64>,
+    /// Of the keys that rows brought, those that a row waited for or that were read ahead in time.
+    pub cold_share: Option<f64>,
     /// Of the last 256 epochs with rows the share in which a row waited for a read: of the operator with the largest.
     pub late_epochs: Option<f64>,
     pub epochs: Option<u64>,
     pub rounds: Option<u64>,
-    /// Bytes of hints to bytes of rows.
+    /// Keys that were announced.
+    pub hinted: Option<u64>,
+    /// Bytes of hints, as they were sent to tasks, to bytes of rows.
     pub hint_bytes_ratio: Option<f64>,
     /// Keys that were read ahead, and those of them that had not arrived when a row needed them.
     pub prefetched: Option<u64>,
@@ -68,7 +77,7 @@ pub struct Cost {
 
 pub fn print_header() {
     println!(
-        "{:7} {:15} {:15} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>6} {:>8} {:>7} {:>6} {:>6} {:>9} output_hash",
+        "{:7} {:15} {:15} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>6} {:>7} {:>6} {:>8} {:>7} {:>6} {:>6} {:>9} output_hash",
         "query",
         "profile",
         "mode",
@@ -80,7 +89,8 @@ pub fn print_header() {
         "s_p99ms",
         "s_p999ms",
         "max/s",
-        "cpu_s",
+        "cpu_s/M",
+        "cpu_%",
         "cold/ep",
         "late",
         "gets",
@@ -124,17 +134,22 @@ impl Cost {
         }
     }
 
-    /// After [`Cost::with_latencies`].
-    pub fn with_measured(self, measured: &Measured, stats: &SimStats) -> Cost {
+    /// After [`Cost::with_latencies`]; of a query with so many cold state caches.
+    pub fn with_measured(self, measured: &Measured, stats: &SimStats, caches: usize) -> Cost {
         let operators = measured.operators;
+        let cold = operators.demand + operators.in_time;
         let per_row = |sum: f64| sum / self.rows.max(1) as f64;
         Cost {
             cpu_s: Some(measured.usage.cpu_s()),
+            cpu_s_per_million: Some(per_row(measured.usage.cpu_s() * 1e6)),
+            cpu_share: Some(measured.usage.cpu_share()),
             cold_keys_per_epoch: Some(operators.demand as f64 / measured.epochs.max(1) as f64),
+            cold_share: Some(per_row(cold as f64) / caches.max(1) as f64),
             late_epochs: measured.late_epochs,
             epochs: Some(measured.epochs),
             rounds: Some(stats.rounds),
-            hint_bytes_ratio: Some(per_row(operators.hint_bytes() as f64) / ROW_BYTES as f64),
+            hinted: Some(operators.hinted),
+            hint_bytes_ratio: Some(per_row(operators.hint_bytes as f64) / ROW_BYTES as f64),
             prefetched: Some(operators.prefetched),
             late: Some(operators.late),
             unused_hint_ratio: (operators.prefetched > 0)
@@ -157,10 +172,15 @@ impl Cost {
             mode: BOUND.to_owned(),
             max_events_per_s: None,
             cpu_s: None,
+            cpu_s_per_million: None,
+            cpu_share: None,
+            cpu_ratio: None,
             cold_keys_per_epoch: None,
+            cold_share: None,
             late_epochs: None,
             epochs: None,
             rounds: None,
+            hinted: None,
             hint_bytes_ratio: None,
             prefetched: None,
             late: None,
@@ -193,7 +213,7 @@ impl Cost {
         };
         let whole = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |v| v.to_string());
         println!(
-            "{:7} {:15} {:15} {:>8.0} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8} {:>7} {:>7} {:>6} {:>8} {:>7} {:>6} {:>6} {:>9} {}",
+            "{:7} {:15} {:15} {:>8.0} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8} {:>8} {:>6} {:>7} {:>6} {:>8} {:>7} {:>6} {:>6} {:>9} {}",
             self.query,
             format!("{}{disk}", self.profile),
             format!("{}{mode}", self.mode),
@@ -205,7 +225,8 @@ impl Cost {
             self.state_wait_p99_ms,
             self.state_wait_p999_ms,
             or_dash(self.max_events_per_s, 0),
-            or_dash(self.cpu_s, 2),
+            or_dash(self.cpu_s_per_million, 1),
+            or_dash(self.cpu_share.map(|share| share * 100.0), 0),
             or_dash(self.cold_keys_per_epoch, 1),
             or_dash(self.late_epochs, 2),
             whole(self.store_gets),

@@ -166,18 +166,20 @@ impl Recording {
     ///
     /// It knows every key when its row enters, reads at once, and reads nothing else. Of each epoch of a view the
     /// recording, made without hints, has the wait; `warm` is what a view's epoch takes when nothing is cold, so the
-    /// rest of the wait is its slowest read (over a chain of joins: the longest chain of reads). The lead is the time
-    /// from a statement's sending until the view could read its rows, the mean over the epoch's rows. The prefetcher
-    /// hides as much of the read as the lead lasts: the epoch waits for `warm + max(0, read - lead)`. Since that is
-    /// convex in the lead, the mean lead makes it no worse than keys with leads of their own would be: it is a bound.
-    pub fn bound(&self, warm: &[f64]) -> Result<Vec<RowTimes>, String> {
+    /// rest of the wait is its reads, one after another. If all their keys are in the row, `parallel` of them begin at
+    /// once, and the slowest takes at least their mean: the rest divided by `parallel`. If each key comes out of the
+    /// read before, it is the whole rest. The lead is the time from a statement's sending until the view could read its
+    /// rows, the mean over the epoch's rows. The prefetcher hides as much of the read as the lead lasts: the epoch
+    /// waits for `warm + max(0, read - lead)`. Since that is convex in the lead, the mean lead makes it no worse than
+    /// keys with leads of their own would be: it is a bound.
+    pub fn bound(&self, warm: &[f64], parallel: u32) -> Result<Vec<RowTimes>, String> {
         let leads = self.leads();
         let saved_by = |(view, stage): (usize, &Stage)| {
             let lead = leads.get(&(view, stage.epoch)).copied().unwrap_or_default();
             let (waited, warm) =
                 (millis(stage.waited), warm.get(view).copied().unwrap_or_default());
-            let read = (waited - warm).max(0.0);
-            read.min(lead)
+            let reads = (waited - warm).max(0.0);
+            reads - (reads / f64::from(parallel.max(1)) - lead).max(0.0)
         };
         self.rows_with(|stages| stages.iter().enumerate().map(saved_by).sum())
     }
@@ -290,8 +292,10 @@ mod tests {
 
     #[test]
     fn a_perfect_prefetcher_hides_a_read_for_as_long_as_the_lead_lasts() {
-        let waits =
-            |warm: f64| Latencies::of(&recording().bound(&[warm]).expect("the epochs are known"));
+        let waits = |warm: f64| {
+            let rows = recording().bound(&[warm], 1).expect("the epochs are known");
+            Latencies::of(&rows)
+        };
         // A read of 18 ms, of which the lead of 10 ms hides as much.
         assert_eq!(waits(2.0).state_wait, [10.0, 10.0]);
         assert_eq!(waits(2.0).visible, [36.0, 38.0]);
@@ -299,5 +303,13 @@ mod tests {
         assert_eq!(waits(15.0).state_wait, [15.0, 15.0]);
         // An epoch that took no longer than a warm one cannot be made shorter.
         assert_eq!(waits(30.0).state_wait, [20.0, 20.0]);
+    }
+    #[test]
+    fn of_reads_that_begin_at_once_the_slowest_is_at_least_their_mean() {
+        let rows = |parallel: u32| recording().bound(&[2.0], parallel).expect("they are known");
+        // 18 ms in all: a lead of 10 ms leaves 8 of one read, nothing of two of 9 ms, and nothing of six.
+        assert_eq!(Latencies::of(&rows(1)).state_wait, [10.0, 10.0]);
+        assert_eq!(Latencies::of(&rows(2)).state_wait, [2.0, 2.0]);
+        assert_eq!(Latencies::of(&rows(6)).state_wait, [2.0, 2.0]);
     }
 }

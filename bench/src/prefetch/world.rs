@@ -27,6 +27,8 @@ const BUILD_FLUSH_BYTES: usize = 128 << 10;
 const FLUSH_BYTES: usize = 16 << 20;
 /// The garbage collector runs less often than that; its requests take no time from anyone.
 const QUIET: Duration = Duration::from_secs(2);
+/// How long state that does not come is waited for.
+const SETTLES: Duration = Duration::from_secs(60);
 /// Not what bounds the caches, which have sizes of their own. The process holds the buckets, too, and a server whose
 /// process is near its limit drops hints.
 const MEMORY_LIMIT: usize = 16 << 30;
@@ -86,10 +88,7 @@ impl World {
         let start = Start { sim, overrides, flush_bytes: BUILD_FLUSH_BYTES, disk_tier, dir };
         let running = world.start(start).await?;
         world.fill(&running.client).await?;
-        settle_for(&running.sim, QUIET).await?;
-        for (view, _) in query.views {
-            world.state += state_bytes(&running.server, view)?;
-        }
+        world.state = settled_state(query, &running).await?;
         let dir = running.stop().await;
         if let Some(disk) = &world.disk {
             sparse::copy(&dir.path().join(DISK_DIRECTORY), disk.path())?;
@@ -176,6 +175,22 @@ impl World {
         }
         let client = connect(server.address.port()).await?;
         Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, dir })
+    }
+}
+
+/// Bytes of all views' runs, when no more come: views are created and runs are written in the background, and a busy
+/// machine pauses.
+async fn settled_state(query: &Query, running: &Running) -> Result<u64, String> {
+    let begun = Instant::now();
+    let mut last = 0;
+    loop {
+        settle_for(&running.sim, QUIET).await?;
+        let each = query.views.iter().map(|(view, _)| state_bytes(&running.server, view));
+        let state: u64 = each.sum::<Result<u64, String>>()?;
+        if state > 0 && state == last || begun.elapsed() > SETTLES {
+            return Ok(state);
+        }
+        last = state;
     }
 }
 
