@@ -178,6 +178,8 @@ async fn start(
     };
     let server = Standalone::start(config, overrides).await.map_err(|e| e.to_string())?;
     let client = connect(server.address.port()).await?;
+    // Where rows wait for each other, a statement's take minutes; and a busy machine loads slowly.
+    execute(&client, "SET read_wait_timeout = '1h'").await?;
     Ok((server, client))
 }
 
@@ -234,8 +236,6 @@ async fn measure(
         ..ExecOptions::default()
     };
     let (server, client) = start(temporary.path(), sim, Some(exec)).await?;
-    // Where rows wait for each other, a statement's take minutes.
-    execute(&client, "SET read_wait_timeout = '1h'").await?;
     execute(&client, subject.read).await?;
     settle(sim).await?;
     server.store.cache().set_memory_bytes(cache / 2).map_err(|e| e.to_string())?;
