@@ -61,6 +61,8 @@ pub struct OperatorMetrics {
 pub struct LookaheadMetrics {
     /// Keys of hints that it has taken in.
     pub hinted: Counter,
+    /// Bytes of the hints that were sent to it: encoded keys, their hashes, vnodes and times, and what they carry.
+    pub hint_bytes: Counter,
     /// In memory already: not hinted, or hinted and nothing to read.
     pub resident: Counter,
     /// Read ahead.
@@ -130,6 +132,7 @@ impl LookaheadMetrics {
         LookaheadStats {
             active,
             hinted: self.hinted.get(),
+            hint_bytes: self.hint_bytes.get(),
             resident: self.resident.get(),
             prefetched: self.prefetched.get(),
             in_time: self.in_time.get(),
@@ -149,6 +152,8 @@ pub struct LookaheadStats {
     /// Tasks in which it wants hints now.
     pub active: usize,
     pub hinted: u64,
+    /// Of the hints that were sent, whether or not they were taken in.
+    pub hint_bytes: u64,
     pub resident: u64,
     pub prefetched: u64,
     pub in_time: u64,

@@ -145,7 +145,7 @@ async fn measured(client: &Client) {
     let slack = "slack_p1_ms <= slack_p50_ms AND slack_p50_ms <= slack_p99_ms AND slack_p99_ms > 0";
     assert_eq!(one(client, &of("named", slack)).await, "t");
     assert_eq!(one(client, &of("named", "requests_ahead > 0")).await, "t");
-    assert_eq!(one(client, &of("named", "places")).await, "entry, root");
+    assert_eq!(one(client, &of("named", "places")).await, "entry, root, leaf");
     let nothing = "slack_p1_ms IS NULL AND requests_ahead = 0 AND place IS NULL";
     assert_eq!(one(client, &of("plain", nothing)).await, "t", "hints are off");
     let explained = client.simple_query("EXPLAIN ANALYZE MATERIALIZED VIEW named").await;

@@ -54,6 +54,7 @@ impl Carried {
 }
 
 /// Of one lookahead: those that are chained to it.
+#[derive(Debug)]
 pub struct Chain {
     /// The lookahead's number in the job.
     stage: usize,
@@ -70,6 +71,7 @@ pub struct Chain {
 }
 
 /// The operator of a lookahead that is chained.
+#[derive(Debug)]
 struct Next {
     tasks: Vec<Arc<OperatorLookahead>>,
     /// Those that are chained to it.
@@ -254,10 +256,19 @@ impl ChainWalker {
                     // The job's own rows will tell, if it is of any importance.
                     tracing::debug!(%error, "keys of chained hints could not be computed");
                 }
+                route.route.note_chained(&pairs.due);
             }
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// A chain to an operator with these instances, which gives to nobody.
+#[cfg(test)]
+pub fn chain_to(tasks: Vec<Arc<OperatorLookahead>>) -> Arc<Chain> {
+    let next = vec![Next { tasks, chain: None }];
+    let (met, missed, pairs) = (vec![], AtomicU64::new(0), mpsc::channel(1).0);
+    Arc::new(Chain { stage: 0, port: 0, carried: 0, met, next, pairs, missed })
 }
 
 #[cfg(test)]

@@ -48,7 +48,10 @@ pub fn choose(candidates: &[Candidate], active: usize) -> Option<usize> {
         return Some(active);
     }
     let reads = candidates.iter().flat_map(|c| c.epochs.iter().map(|e| e.1)).filter(|r| *r > 0);
-    let needed = quantile(&sorted(reads), 0.9).unwrap_or(0) as f64;
+    let Some(needed) = quantile(&sorted(reads), 0.9).or(in_use.is_none().then_some(0)) else {
+        return Some(active);
+    };
+    let needed = needed as f64;
     let margin = |at: usize| if at == active { 1.0 } else { MARGIN };
     let suffices = |at: &usize| candidates[*at].least_slack() as f64 > needed * margin(*at);
     if let Some(latest) = known().rfind(suffices) {
@@ -62,7 +65,8 @@ pub fn choose(candidates: &[Candidate], active: usize) -> Option<usize> {
             best = Some((at, worth));
         }
     }
-    best.map(|(at, _)| at).or_else(|| (0..candidates.len()).rfind(free))
+    let next = || (active + 1..candidates.len()).find(free);
+    best.map(|(at, _)| at).or_else(next).or_else(|| (0..candidates.len()).rfind(free))
 }
 
 /// Whether a place is to be left: what was read ahead in vain exceeds what it was worth. `value`: how many reads in
@@ -119,6 +123,12 @@ mod tests {
     }
 
     #[test]
+    fn epochs_without_reads_are_no_reason_to_change() {
+        let of = |active| choose(&[place(9_000, &[0]), place(10, &[0])], active);
+        assert_eq!((of(0), of(1)), (Some(0), Some(1)));
+    }
+
+    #[test]
     fn one_epoch_in_fifty_with_less_slack_makes_a_place_unsure() {
         let mut root = place(9_000, &[1_000]);
         (root.epochs[5].0, root.epochs[40].0) = (-200, 100);
@@ -159,6 +169,12 @@ mod tests {
             choose(&[barred(9_000), Candidate::default()], 0),
             Some(1),
             "if nothing is known"
+        );
+        let unknown = Candidate::default();
+        assert_eq!(
+            choose(&[barred(9_000), unknown.clone(), unknown], 0),
+            Some(1),
+            "the next one, not the last"
         );
         assert_eq!(choose(&[barred(9_000), barred(9_000)], 0), None);
     }

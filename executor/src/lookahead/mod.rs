@@ -46,6 +46,14 @@ pub struct Hint {
     pub carried: Option<Arc<chain::Carried>>,
 }
 
+impl Hint {
+    /// Of the encoded keys, their hashes, vnodes and times, and of what is carried.
+    pub fn bytes(&self) -> usize {
+        let carried = self.carried.as_ref().map_or(0, |carried| carried.bytes());
+        self.keys.bytes() + size_of_val(self.times.as_slice()) + carried
+    }
+}
+
 /// The epoch that brings the rows of a hint: not known before it is committed.
 #[derive(Clone, Debug, Default)]
 pub struct Due(Arc<DueEpoch>);
@@ -73,6 +81,11 @@ impl Due {
         let due = Due::default();
         due.resolve(epoch);
         due
+    }
+
+    /// The same rows' epoch.
+    fn is_same(&self, other: &Due) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The rows are committed at this epoch; 1: they never will be.

@@ -4,6 +4,9 @@
 //! The task writes a key's tag when its entry becomes resident and clears it when the entry leaves; a walker compares.
 //! A place holds one key, the last one that came. A wrong answer costs a read or a hint, never a result.
 //!
+//! What a key's rows need may differ by the input at which they come: of a join a key may be in memory by the rows of one
+//! side only. So there is an entry for each input; see [`of_input`].
+//!
 //! A place is a tag (the upper half of the hash, never 0) and a mark: the round, that is the count of the operator's
 //! barriers, in which a walker last saw the key coming. Eviction looks at it, so that an entry is renewed without a
 //! message.
@@ -17,7 +20,12 @@ const ROUNDS: u16 = 2;
 const MARK_BITS: u32 = 16;
 const MARK: u32 = (1 << MARK_BITS) - 1;
 
-/// See the module.
+/// The hash by which it is told of a key whether rows that come for it at an input find what they need.
+pub fn of_input(hash: u64, port: usize) -> u64 {
+    hash ^ (port as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// See the module. Its hashes are those of [`of_input`].
 #[derive(Debug)]
 pub struct Presence {
     places: Box<[AtomicU32]>,

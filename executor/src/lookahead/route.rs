@@ -1,7 +1,8 @@
 //! From rows that nobody can read yet to hints: the steps of a lookahead, and the tasks that own its keys.
 //!
 //! A key is hashed before it is encoded: of state that is in memory only hashes are computed and nothing is sent. Two
-//! keys of one hash in a chunk are one hint; the other is then read when its rows come. Where lookaheads are chained to
+//! keys of one hash in a chunk are one hint; the other is then read when its rows come. What has been sent for an epoch is
+//! not sent for it again, as far as that is remembered. Where lookaheads are chained to
 //! it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
 
 use std::borrow::Cow;
@@ -9,7 +10,7 @@ use std::sync::Arc;
 
 use arrow::array::{Array, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
-use millrace_common::collections::HashMap;
+use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::delta::take_rows;
 use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::columns_at;
@@ -19,7 +20,7 @@ use tokio::sync::mpsc;
 
 use super::chain::{Carried, Chain};
 use super::operator::OperatorLookahead;
-use super::presence::Presence;
+use super::presence::{Presence, of_input};
 use super::sketch::Sketch;
 use super::slack::{Side, Spot};
 use super::{Due, Hint};
@@ -36,6 +37,8 @@ use crate::stats::OperatorMetrics;
 const HINT_KEYS: usize = 256;
 /// Bytes that a hint carries for each key at most.
 const CARRIED_BYTES: usize = 64;
+/// Keys that are remembered as sent for an epoch.
+const SENT: usize = 1_024;
 
 /// The instance of an operator in one task, where hints for it go.
 #[derive(Clone)]
@@ -64,15 +67,21 @@ pub struct Route {
     metrics: Arc<OperatorMetrics>,
     /// Where rows are looked at, and whether they are those that the leaf reads. `None`: wherever there are any.
     side: Option<(Arc<Side>, bool)>,
+    /// Hashes of what has been sent last, for one epoch: it is not sent again.
+    sent: (Due, HashSet<u64>),
     clock: EnvHandle,
     governor: Arc<MemoryGovernor>,
 }
 
-/// Rows whose keys are sent to one task, and the latest time of each key.
+/// Rows whose keys are sent to one task: by row the hash and vnode of its key, the latest time of the key, and the hash
+/// of what is told once.
 #[derive(Default)]
 struct Picked {
     rows: Vec<u32>,
+    hashes: Vec<u64>,
+    vnodes: Vec<Vnode>,
     times: Vec<i64>,
+    distinct: Vec<u64>,
 }
 
 impl Route {
@@ -117,6 +126,7 @@ impl Route {
             tasks,
             metrics,
             side: None,
+            sent: Default::default(),
             clock: ctx.clock.clone(),
             governor: Arc::clone(&ctx.governor),
         })
@@ -132,12 +142,10 @@ impl Route {
         Route { side: None, ..self }
     }
 
-    /// Whether rows at a place are looked at, and not only noted. A chain of reads can do with the most lead.
+    /// Whether rows at a place are looked at, and not only noted.
     pub fn looks_at(&self, place: Place) -> bool {
-        let is_chained = self.wanted_chain().is_some();
         let is_in_use = |(side, is_own): &(Arc<Side>, bool)| {
-            let in_use = if is_chained { side.spots().first().copied() } else { side.active() };
-            in_use == Some(Spot { is_own: *is_own, place })
+            side.active() == Some(Spot { is_own: *is_own, place })
         };
         self.side.as_ref().is_none_or(is_in_use)
     }
@@ -146,6 +154,15 @@ impl Route {
     pub fn note(&self, place: Place, due: &Due) {
         if let Some((side, is_own)) = &self.side {
             side.note(Spot { is_own: *is_own, place }, due, self.clock.now());
+        }
+    }
+
+    /// Keys that are chained have been announced, wherever the rows were that they come from.
+    pub fn note_chained(&self, due: &Due) {
+        if let Some((side, _)) = &self.side
+            && let Some(spot) = side.active()
+        {
+            side.note(spot, due, self.clock.now());
         }
     }
 
@@ -200,15 +217,22 @@ impl Route {
 
     /// Hints for rows of the last step.
     fn hint(
-        &self,
+        &mut self,
         rows: &RecordBatch,
         due: &Due,
         sketch: Option<&mut Sketch>,
     ) -> Result<(), ExecError> {
         let times = self.time.map(|at| times_of(rows.column(at))).transpose()?;
         let rows = rows.project(&self.needed)?;
-        for (task, picked) in self.tasks.iter().zip(self.pick(&rows, times.as_ref(), sketch)?) {
-            self.send(task, &rows, &picked, due)?;
+        if !self.sent.0.is_same(due) {
+            self.sent.1.clear();
+            self.sent.0 = due.clone();
+        }
+        let all = self.pick(&rows, times.as_ref(), sketch)?;
+        for (task, picked) in all.iter().enumerate() {
+            let sent = self.send(&self.tasks[task], &rows, picked, due)?;
+            let room = SENT.saturating_sub(self.sent.1.len());
+            self.sent.1.extend(picked.distinct.iter().take(sent.min(room)));
         }
         Ok(())
     }
@@ -242,16 +266,27 @@ impl Route {
                 }
                 continue;
             }
-            let task = self.task_of(vnodes.get(row).copied().unwrap_or(0));
+            if self.sent.1.contains(&distinct) {
+                continue;
+            }
+            let vnode = vnodes.get(row).copied();
+            let task = self.task_of(vnode.unwrap_or(0));
             let mut place = None;
             match &presence[task] {
                 None if !is_chained => {}
-                Some(presence) if !is_chained && presence.may_be_resident(hash) => resident += 1,
+                Some(presence)
+                    if !is_chained && presence.may_be_resident(of_input(hash, self.port)) =>
+                {
+                    resident += 1
+                }
                 _ => {
                     let picked = &mut all[task];
                     place = Some((task, picked.rows.len()));
                     picked.rows.push(row as u32);
+                    picked.hashes.push(hash);
+                    picked.vnodes.extend(vnode);
                     picked.times.extend(times.map(|_| time));
+                    picked.distinct.push(distinct);
                 }
             }
             seen.insert(distinct, place);
@@ -289,32 +324,37 @@ impl Route {
         owner(vnode, self.tasks.len())
     }
 
-    /// Sends a task as many of its keys as it has room for.
+    /// Sends a task as many of its keys as it has room for; how many.
     fn send(
         &self,
         task: &TaskEnd,
         rows: &RecordBatch,
         picked: &Picked,
         due: &Due,
-    ) -> Result<(), ExecError> {
-        for (i, part) in picked.rows.chunks(HINT_KEYS).enumerate() {
+    ) -> Result<usize, ExecError> {
+        let mut sent = 0;
+        for part in picked.rows.chunks(HINT_KEYS) {
             let Ok(place) = task.hints.try_reserve() else {
-                self.note_dropped((picked.rows.len() - i * HINT_KEYS) as u64);
+                self.note_dropped((picked.rows.len() - sent) as u64);
                 break;
             };
             let own = take_rows(rows, &UInt32Array::from(part.to_vec()))?;
-            let carried = self.carried(&own, task, due);
-            let times = picked.times.iter().skip(i * HINT_KEYS).take(part.len());
-            place.send(Hint {
+            let of_part = sent..sent + part.len();
+            let hashes = picked.hashes[of_part.clone()].to_vec();
+            let vnodes = picked.vnodes.get(of_part.clone()).unwrap_or_default().to_vec();
+            let hint = Hint {
                 node: self.node,
                 port: self.port,
-                keys: self.reader.read(&own)?,
-                times: times.copied().collect(),
+                keys: self.reader.encode(columns_at(&own, &self.key), hashes, vnodes)?,
+                times: picked.times.get(of_part).unwrap_or_default().to_vec(),
                 due: due.clone(),
-                carried: carried.map(Arc::new),
-            });
+                carried: self.carried(&own, task, due).map(Arc::new),
+            };
+            self.metrics.lookahead.hint_bytes.add(hint.bytes() as u64);
+            place.send(hint);
+            sent += part.len();
         }
-        Ok(())
+        Ok(sent)
     }
 
     /// What a hint of these rows carries; nothing if nobody wants it, or if it is too large.

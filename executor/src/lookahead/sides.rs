@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millrace_graph::lookahead::{Lookahead, Place};
 
+use super::chain::Chain;
 use super::slack::{Side, Spot};
 
 /// A node: its fragment and its number there.
@@ -39,6 +40,18 @@ impl Sides {
             (id, Arc::new(Side::new(id.1, spots)))
         };
         Sides(all.into_iter().map(side).collect())
+    }
+
+    /// Tells each what is chained to the lookaheads by its rows: `chain` is of a number among these.
+    pub fn set_chains(
+        &self,
+        lookaheads: &[(Lookahead, Vec<Place>)],
+        chain: impl Fn(usize) -> Option<Arc<Chain>>,
+    ) {
+        for (id, side) in &self.0 {
+            let own = lookaheads.iter().enumerate().filter(|(_, (l, _))| id_of(l) == *id);
+            side.set_chains(own.filter_map(|(number, _)| chain(number)).collect());
+        }
     }
 
     /// Of one operator.

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millrace_graph::lookahead::Place;
@@ -13,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Due;
+use super::chain::Chain;
 use super::choice::{Candidate, choose, quantile, sorted};
 
 /// Epochs that are remembered.
@@ -99,7 +101,7 @@ impl OperatorEpochs {
     }
 
     /// An instance has passed an epoch. Tells `sides` of those that all have passed.
-    pub fn pass(&self, epoch: u64, notes: &EpochNotes, sides: &[std::sync::Arc<Side>]) {
+    pub fn pass(&self, epoch: u64, notes: &EpochNotes, sides: &[Arc<Side>]) {
         let mut epochs = self.epochs.lock();
         for (epoch, notes) in epochs.add(epoch, notes, self.instances.load(Ordering::Relaxed)) {
             let after = std::mem::replace(&mut epochs.last, epoch);
@@ -191,9 +193,14 @@ pub struct Side {
     pub port: usize,
     /// The earliest first.
     spots: Vec<Spot>,
-    active: AtomicUsize,
-    /// How often the choice has changed.
+    /// The one that was chosen, and the earliest that has not been left.
+    chosen: AtomicUsize,
+    earliest: AtomicUsize,
+    /// The one that was in use when that was last asked, and how often another was.
+    used: AtomicUsize,
     changes: AtomicU64,
+    /// Of lookaheads by its rows.
+    chains: OnceLock<Vec<Arc<Chain>>>,
     times: Mutex<Times>,
 }
 
@@ -253,19 +260,36 @@ impl Side {
     pub fn new(port: usize, spots: Vec<Spot>) -> Side {
         let of_spots = spots.iter().map(|_| SpotTimes::new()).collect();
         let times = Mutex::new(Times { of_spots, epochs: 0 });
-        Side { port, spots, active: AtomicUsize::new(0), changes: AtomicU64::new(0), times }
+        let [chosen, earliest, used] = Default::default();
+        let (changes, chains) = Default::default();
+        Side { port, spots, chosen, earliest, used, changes, chains, times }
+    }
+
+    /// What is chained to lookaheads by its rows: as long as any of it is wanted the earliest place is used that has not
+    /// been left, since a chain of reads needs the most lead.
+    pub fn set_chains(&self, chains: Vec<Arc<Chain>>) {
+        // Only who makes it sets it.
+        let _ = self.chains.set(chains);
     }
 
     /// The place whose rows are looked at.
     pub fn active(&self) -> Option<Spot> {
-        self.spots.get(self.active.load(Ordering::Relaxed)).copied()
+        self.spots.get(self.in_use()).copied()
     }
 
-    pub fn spots(&self) -> &[Spot] {
-        &self.spots
+    fn in_use(&self) -> usize {
+        let mut chains = self.chains.get().into_iter().flatten();
+        let is_chained = chains.any(|chain| chain.is_wanted());
+        let at = if is_chained { &self.earliest } else { &self.chosen }.load(Ordering::Relaxed);
+        if self.used.swap(at, Ordering::Relaxed) != at {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
+        at
     }
 
+    /// How often another place has been used.
     pub fn changes(&self) -> u64 {
+        self.in_use();
         self.changes.load(Ordering::Relaxed)
     }
 
@@ -274,6 +298,10 @@ impl Side {
         let Some(index) = self.spots.iter().position(|s| *s == spot) else { return };
         let mut times = self.times.lock();
         let Some(of_spot) = times.of_spots.get_mut(index) else { return };
+        if let Some((_, last)) = of_spot.seen.back_mut().filter(|(known, _)| known.is_same(due)) {
+            *last = at.max(*last);
+            return;
+        }
         if of_spot.seen.len() == SEEN {
             of_spot.seen.pop_front();
         }
@@ -290,8 +318,7 @@ impl Side {
                 push(&mut of_spot.epochs, (micros_between(last, began), notes.slowest_micros()));
             }
         }
-        let active = self.active.load(Ordering::Relaxed);
-        if let Some(of_spot) = times.of_spots.get_mut(active) {
+        if let Some(of_spot) = times.of_spots.get_mut(self.in_use()) {
             of_spot.used = of_spot.used * DECAY + notes.used as f64;
             of_spot.unused = of_spot.unused * DECAY + notes.unused as f64;
         }
@@ -303,31 +330,31 @@ impl Side {
 
     /// Takes the best place; whether there is one.
     fn choose(&self, times: &Times) -> bool {
-        if self.spots.len() < 2 {
-            return times.of_spots.first().is_some_and(|s| times.epochs >= s.barred);
+        let Some(earliest) = times.of_spots.iter().position(|s| times.epochs >= s.barred) else {
+            return false;
+        };
+        self.earliest.store(earliest, Ordering::Relaxed);
+        if self.spots.len() > 1 {
+            let candidates: Vec<Candidate> =
+                times.of_spots.iter().map(|s| s.candidate(times.epochs)).collect();
+            let chosen = choose(&candidates, self.chosen.load(Ordering::Relaxed));
+            self.chosen.store(chosen.unwrap_or(earliest), Ordering::Relaxed);
         }
-        let candidates: Vec<Candidate> =
-            times.of_spots.iter().map(|s| s.candidate(times.epochs)).collect();
-        let active = self.active.load(Ordering::Relaxed);
-        let Some(chosen) = choose(&candidates, active) else { return false };
-        if chosen != active {
-            self.active.store(chosen, Ordering::Relaxed);
-            self.changes.fetch_add(1, Ordering::Relaxed);
-        }
+        self.in_use();
         true
     }
 
-    /// Leaves the active place for a while, since too much was read ahead in vain. False, and nothing is changed: there is
+    /// Leaves the place in use for a while, since too much was read ahead in vain. False, and nothing is changed: there is
     /// no other.
     pub fn leave(&self) -> bool {
         let mut times = self.times.lock();
-        let active = self.active.load(Ordering::Relaxed);
-        let others = times.of_spots.iter().enumerate().filter(|(at, _)| *at != active);
+        let in_use = self.in_use();
+        let others = times.of_spots.iter().enumerate().filter(|(at, _)| *at != in_use);
         if !others.map(|(_, s)| s).any(|s| times.epochs >= s.barred) {
             return false;
         }
         let until = times.epochs + BARRED_EPOCHS;
-        if let Some(of_spot) = times.of_spots.get_mut(active) {
+        if let Some(of_spot) = times.of_spots.get_mut(in_use) {
             of_spot.barred = until;
         }
         self.choose(&times)
@@ -342,7 +369,7 @@ impl Side {
             SpotSlack { spot: *spot, epochs: slacks.len(), quantiles }
         };
         let spots = self.spots.iter().zip(&times.of_spots).map(slack).collect();
-        SideSlack { port: self.port, active: self.active.load(Ordering::Relaxed), spots }
+        SideSlack { port: self.port, active: self.in_use(), spots }
     }
 }
 
@@ -380,10 +407,11 @@ fn micros_between(from: Instant, to: Instant) -> i64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
+    use super::super::chain::chain_to;
     use super::super::choice::MIN_EPOCHS;
+    use super::super::operator::{Activation, EpochReads, OperatorLookahead};
     use super::*;
+    use crate::memory::MemoryGovernor;
 
     const ENTRY: Spot = Spot { is_own: true, place: Place::Entry };
     const ROOT: Spot = Spot { is_own: true, place: Place::Root };
@@ -475,11 +503,39 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_uses_the_earliest_place_and_pays_for_it() {
+        let (epochs, sides) = sides();
+        let next = OperatorLookahead::new(&Arc::default());
+        let mut wish = Activation::new(&next, &MemoryGovernor::new(1 << 30), 1.0);
+        sides[0].set_chains(vec![chain_to(vec![next])]);
+        run(&epochs, &sides, 2..2 + MIN_EPOCHS as u64, 3);
+        assert_eq!((sides[0].active(), sides[0].changes()), (Some(ROOT), 1), "nothing is chained");
+        wish.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        assert_eq!((sides[0].active(), sides[0].changes()), (Some(ENTRY), 2));
+        assert_eq!(sides[0].read().in_use().map(|s| s.spot), Some(ENTRY));
+        let now = Instant::now();
+        epochs.pass(500, &EpochNotes { used: 5, unused: 7, ..began(now) }, &sides);
+        let unused = |at: usize| sides[0].times.lock().of_spots[at].unused;
+        assert_eq!((unused(0), unused(1)), (7.0, 0.0));
+        assert!(sides[0].leave(), "in vain at the entry");
+        assert_eq!(sides[0].active(), Some(ROOT), "the earliest that is left");
+        run(&epochs, &sides, 1_000..1_000 + BARRED_EPOCHS + CHOICE_EPOCHS, 3);
+        assert_eq!(sides[0].active(), Some(ENTRY));
+        while wish.is_active() {
+            wish.epoch(EpochReads::default());
+        }
+        assert_eq!(sides[0].active(), Some(ROOT), "as chosen");
+    }
+
+    #[test]
     fn what_a_place_has_seen_is_bounded() {
         let (_, sides) = sides();
         for _ in 0..SEEN + 10 {
             sides[0].note(ENTRY, &Due::default(), Instant::now());
         }
-        assert_eq!(sides[0].times.lock().of_spots[0].seen.len(), SEEN);
+        let one = Due::default();
+        (0..10).for_each(|_| sides[0].note(ROOT, &one, Instant::now()));
+        let times = sides[0].times.lock();
+        assert_eq!([0, 1].map(|at| times.of_spots[at].seen.len()), [SEEN, 1]);
     }
 }

@@ -15,6 +15,7 @@ use millrace_graph::{Filter, Node, Operator as Op, Project};
 use tokio::sync::{Notify, mpsc};
 
 use super::operator::{Activation, EpochReads, OperatorLookahead};
+use super::presence::of_input;
 use super::route::{Route, TaskEnd};
 use super::slack::{EpochNotes, OperatorEpochs, Side, Spot};
 use super::uncommitted::Uncommitted;
@@ -232,13 +233,29 @@ async fn a_key_is_told_once_with_its_latest_time_and_not_if_it_is_in_memory() {
         let key: ArrayRef = Arc::new(Int64Array::from(vec![5]));
         millrace_common::hash::hash_columns(&[key], 1).unwrap()[0]
     };
-    presence.set(hash);
+    presence.set(of_input(hash, 1));
     let all = [(1, 10, 0), (5, 50, 0), (2, 20, 0), (1, 30, 0), (5, 60, 0), (1, 20, 0)];
     route.look(rows(&all), &Due::default()).await.unwrap();
     let told = ends.told().remove(0);
     assert_eq!(told, HashMap::from_iter([(1, Some(30)), (2, Some(20))]));
-    assert!(presence.is_due(hash), "it is renewed");
+    assert!(presence.is_due(of_input(hash, 1)), "it is renewed");
     assert_eq!(ends.metrics.lookahead.resident.get(), 1);
+}
+
+#[tokio::test]
+async fn a_key_is_told_once_for_each_epoch_but_what_was_dropped_is_told_again() {
+    let (mut ends, mut route) = Tasks::new(&by_key(), 1, 1);
+    ends.miss();
+    let due = Due::default();
+    let mut told = async |due: &Due, range: std::ops::Range<i64>| {
+        let all: Vec<_> = range.map(|i| (i, i, 0)).collect();
+        route.look(rows(&all), due).await.unwrap();
+        ends.told()[0].len()
+    };
+    assert_eq!(told(&due, 0..300).await, 256, "there is room for one hint");
+    assert_eq!(told(&due, 0..300).await, 44);
+    assert_eq!(told(&due, 200..310).await, 10);
+    assert_eq!(told(&Due::default(), 0..300).await, 256);
 }
 
 #[tokio::test]
@@ -249,6 +266,8 @@ async fn a_task_without_room_is_told_no_more() {
     route.look(rows(&all), &Due::default()).await.unwrap();
     assert_eq!(ends.told()[0].len(), 512);
     assert_eq!(ends.metrics.lookahead.dropped.get(), 488);
+    let key = 9 + size_of::<u64>() + size_of::<millrace_common::Vnode>() + size_of::<i64>();
+    assert_eq!(ends.metrics.lookahead.hint_bytes.get(), 512 * key as u64, "of what was sent");
     // One that has ended is no error.
     ends.hints.clear();
     route.look(rows(&all), &Due::default()).await.unwrap();
@@ -343,9 +362,10 @@ async fn keys_in_memory_and_idle_relations_send_nothing() {
     let presence = ends.operators[0].presence().unwrap();
     let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..5_000));
     let hashes = millrace_common::hash::hash_columns(&[keys], 5_000).unwrap();
-    hashes.iter().for_each(|hash| presence.set(*hash));
-    let known: Vec<i64> =
-        (0..5_000).filter(|key| presence.may_be_resident(hashes[*key as usize])).collect();
+    hashes.iter().for_each(|hash| presence.set(of_input(*hash, 1)));
+    let known: Vec<i64> = (0..5_000)
+        .filter(|key| presence.may_be_resident(of_input(hashes[*key as usize], 1)))
+        .collect();
     assert!(known.len() > 4_000, "few have the place of another");
     for _ in 0..3 {
         let rows: Vec<_> = known.iter().map(|key| (*key, 0, 0)).collect();

@@ -131,6 +131,7 @@ impl Wiring {
             let task = |task| operators.get(&((l.fragment, l.node), task)).cloned();
             (0..).map_while(task).collect()
         });
+        sides.set_chains(&lookaheads, |number| chains.of(origins.get(number)?.number));
         let ahead = HashMap::default();
         Wiring { lookaheads, ahead, changed, senders, receivers, operators, sides, chains, origins }
     }
@@ -290,9 +291,6 @@ impl Wiring {
         let number = number.and_then(|number| Some(self.origins.get(number)?.number));
         let route = Route::new(lookahead, &lookahead.input, tasks, metrics, ctx)?;
         let route = route.with_chain(number.and_then(|number| self.chains.of(number)));
-        if lookahead.chained.is_some() {
-            return Ok(route);
-        }
         let side = self.sides.of(lookahead).ok_or_else(missing)?;
         let own = subscription(graph, lookahead.leaf).map(|(relation, _)| relation);
         Ok(route.at(side, own == Some(lookahead.relation)))
@@ -314,7 +312,8 @@ fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
 }
 
 /// Where rows of a relation can be looked at, the earliest first: rows of a table when a statement brings them, those of
-/// a source when they are read ahead, and all but these when their epoch is sealed, unless the job is told otherwise.
+/// a source when they are read ahead, all but these when their epoch is sealed, and all when the leaf has read them where
+/// they may wait behind it, unless the job is told otherwise.
 fn places(mode: LookaheadMode, kind: RelationKind, lookahead: &Lookahead) -> Vec<Place> {
     let is_possible = |place: &Place| match place {
         Place::Entry => matches!(kind, RelationKind::Table | RelationKind::Source),
@@ -322,7 +321,7 @@ fn places(mode: LookaheadMode, kind: RelationKind, lookahead: &Lookahead) -> Vec
         Place::Leaf => true,
     };
     let is_wanted = |place: &Place| match mode {
-        LookaheadMode::Auto => *place != Place::Leaf,
+        LookaheadMode::Auto => true,
         LookaheadMode::Entry => *place == Place::Entry,
         LookaheadMode::Root => *place == Place::Root,
         LookaheadMode::Leaf => *place == Place::Leaf,

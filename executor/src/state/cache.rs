@@ -28,7 +28,8 @@ use millrace_common::fault_injection::is_planted;
 use super::eviction_queue::EvictionQueue;
 use super::keys::{ChunkKeys, KeyBytes};
 use super::stamps::ChunkStamps;
-use crate::lookahead::presence::Presence;
+use crate::lookahead::presence::{Presence, of_input};
+use crate::lookahead::slack::PORTS;
 use crate::options::Eviction;
 
 mod invariants;
@@ -119,7 +120,7 @@ impl KeyTable {
         }
     }
 
-    /// Notes there from now on which keys become resident and which leave.
+    /// Notes there from now on which keys are [present](Self::note_present) and which leave.
     pub fn set_presence(&mut self, presence: Option<Arc<Presence>>) {
         self.presence = presence;
     }
@@ -361,8 +362,12 @@ impl KeyTable {
     pub fn set_resident(&mut self, slot: Slot) {
         let flags = &mut self.flags[slot as usize];
         *flags = (*flags | RESIDENT) & !FETCHING;
+    }
+
+    /// Rows that come for a slot at an input find what they need: walkers need not tell of them.
+    pub fn note_present(&self, slot: Slot, port: usize) {
         if let Some(presence) = &self.presence {
-            presence.set(self.hashes[slot as usize]);
+            presence.set(of_input(self.hashes[slot as usize], port));
         }
     }
 
@@ -487,7 +492,9 @@ impl KeyTable {
 
     /// Whether a walker has seen rows of an entry coming.
     fn is_seen_coming(&self, slot: Slot) -> bool {
-        self.presence.as_ref().is_some_and(|p| p.is_due(self.hashes[slot as usize]))
+        let hash = self.hashes[slot as usize];
+        let is_due = |p: &Arc<Presence>| (0..PORTS).any(|port| p.is_due(of_input(hash, port)));
+        self.presence.as_ref().is_some_and(is_due)
     }
 
     /// Whether an entry that came to the front of the queue at `place` belongs further back, as its stamp
@@ -508,7 +515,7 @@ impl KeyTable {
             entry.remove();
         }
         if let Some(presence) = &self.presence {
-            presence.clear(self.hashes[s]);
+            (0..PORTS).for_each(|port| presence.clear(of_input(self.hashes[s], port)));
         }
         self.set_due(slot, false);
         self.bytes -= self.bytes_of(slot);

@@ -436,6 +436,9 @@ impl<E: Entries> KeyedState<E> {
     fn set_resident(&mut self, slot: Slot) {
         self.keys.set_resident(slot);
         self.resize(slot);
+        if self.keys.presence().is_some() {
+            (0..self.readers.len()).for_each(|port| self.note_present(slot, port));
+        }
     }
 
     /// The content of an entry has changed.

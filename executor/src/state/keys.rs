@@ -161,6 +161,17 @@ impl KeyReader {
         Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
 
+    /// The keys that key columns make whose hashes and vnodes (none: all in vnode 0) are known.
+    pub fn encode(
+        &self,
+        columns: Vec<ArrayRef>,
+        hashes: Vec<u64>,
+        vnodes: Vec<Vnode>,
+    ) -> Result<ChunkKeys, ExecError> {
+        let rows = self.codec.rows(&columns)?;
+        Ok(ChunkKeys { hashes, vnodes, rows, columns })
+    }
+
     /// The keys that key columns make. `None`: their vnodes depend on more.
     pub fn read_columns(
         &self,
@@ -191,6 +202,12 @@ impl ChunkKeys {
     #[inline]
     pub fn vnode(&self, row: usize) -> Vnode {
         self.vnodes.get(row).copied().unwrap_or(0)
+    }
+
+    /// Of the encoded keys, their hashes and their vnodes.
+    pub fn bytes(&self) -> usize {
+        let keys: usize = (0..self.hashes.len()).map(|row| self.key(row).len()).sum();
+        keys + size_of_val(self.hashes.as_slice()) + size_of_val(self.vnodes.as_slice())
     }
 
     /// The encoded key of a row, without vnode.

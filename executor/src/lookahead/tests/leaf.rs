@@ -44,6 +44,7 @@ async fn frequent_keys_are_not_hinted_and_a_sketch_is_kept_while_hints_are_wante
         let told: HashSet<i64> = ends.told().remove(0).into_keys().collect();
         let expected = if i < 3 { vec![7, 100 + i] } else { vec![100 + i] };
         assert_eq!(told, HashSet::from_iter(expected));
+        leaf.barrier(Epoch(10 + i as u64));
     }
     assert_eq!(governor.used(), 40_000);
     assert_eq!(ends.metrics.lookahead.resident.get(), 7);

@@ -1,6 +1,8 @@
 //! Inner joins whose keys are in memory by one side only: a row that adds is written without its own side, and reads
 //! the other one. The store may answer a read at once, so that the rows that asked run in the same call.
 
+use std::sync::Arc;
+
 use futures::executor::block_on;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::RowStorage;
@@ -9,9 +11,11 @@ use super::fake::FakeTable;
 use super::history::{Row, ZSet, accumulate, add, chunk, schema};
 use super::model::{PLANTED, join, pairs};
 use super::stateful::Subject;
+use crate::lookahead::operator::OperatorLookahead;
+use crate::lookahead::presence::of_input;
 use crate::lookahead::{Due, Hint};
 use crate::operator::{Operator, Output};
-use crate::state::keys::KeyReader;
+use crate::state::keys::{ChunkKeys, KeyReader};
 
 /// A join under way, and what it is of.
 struct Run {
@@ -68,6 +72,15 @@ fn row(id: i64) -> Row {
     (Some(1), Some(id), None, id)
 }
 
+fn keys() -> ChunkKeys {
+    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
+    keys.read(&chunk(&[(row(0), 1)]).batch).unwrap()
+}
+
+fn hint(port: usize) -> Hint {
+    Hint { node: 0, port, keys: keys(), times: Vec::new(), due: Due::at(9), carried: None }
+}
+
 fn at_once() -> FakeTable {
     FakeTable::new(schema(), RowStorage::Multiset, None)
 }
@@ -89,10 +102,7 @@ fn a_row_that_is_answered_at_once_is_noted_beside_its_own_sides_prefetch() {
     let _unplanted = PLANTED.read();
     let left = FakeTable::held(schema(), RowStorage::Multiset);
     let mut run = Run::new([left.clone(), at_once()]);
-    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
-    let keys = keys.read(&chunk(&[(row(0), 1)]).batch).unwrap();
-    let hint = Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::at(9), carried: None };
-    run.op.hint(1, &hint).unwrap();
+    run.op.hint(1, &hint(1)).unwrap();
     run.push(0, &[(row(2), 1)]);
     assert!(left.answer_one(true, false), "nothing is read ahead");
     run.progress();
@@ -100,5 +110,24 @@ fn a_row_that_is_answered_at_once_is_noted_beside_its_own_sides_prefetch() {
     while left.answer_one(false, false) {
         run.progress();
     }
+    run.barrier();
+}
+
+/// A row of the left side is written blind, and has the right side read: rows of the right side still miss the left one.
+#[test]
+fn walkers_tell_of_a_key_for_the_side_that_is_not_in_memory() {
+    let _unplanted = PLANTED.read();
+    let mut run = Run::new([at_once(), at_once()]);
+    let shared = OperatorLookahead::new(&Arc::default());
+    shared.set_behind();
+    run.op = run.subject.restart_before(Some(run.op.as_ref()), &shared);
+    let presence = shared.presence().expect("rows wait for the job");
+    let hash = keys().hashes[0];
+    let are_present = || [0, 1].map(|port| presence.may_be_resident(of_input(hash, port)));
+    run.push(0, &[(row(2), 1)]);
+    assert_eq!(are_present(), [true, false]);
+    run.op.hint(1, &hint(1)).unwrap();
+    assert_eq!(are_present(), [true, true]);
+    run.push(1, &[(row(2), 1)]);
     run.barrier();
 }

@@ -13,6 +13,7 @@ use rand::{Rng, SeedableRng};
 
 use super::fake::FakeTable;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::operator::OperatorLookahead;
 use crate::lookahead::random_hints::RandomHints;
 use crate::memory::MemoryGovernor;
 use crate::operator::Operator;
@@ -39,6 +40,15 @@ impl Subject {
 
     /// An instance that goes on after what another has committed.
     pub fn restart(&self, before: Option<&dyn Operator>) -> Box<dyn Operator> {
+        self.restart_before(before, &Arc::default())
+    }
+
+    /// [`Self::restart`], of an instance that shares this with walkers.
+    pub fn restart_before(
+        &self,
+        before: Option<&dyn Operator>,
+        walkers: &Arc<OperatorLookahead>,
+    ) -> Box<dyn Operator> {
         let mut counters = BTreeMap::new();
         if let Some(before) = before {
             before.counters(&mut counters);
@@ -49,7 +59,7 @@ impl Subject {
             metrics: OperatorMetrics::new(0, 0, "test"),
             clock: EnvHandle::default(),
             governor: MemoryGovernor::new(1 << 30),
-            lookahead: Arc::default(),
+            lookahead: Arc::clone(walkers),
             shed: Arc::default(),
             vnodes: 0..256,
             event_time: self.event_time.clone(),

@@ -103,7 +103,7 @@ impl<E: Entries> KeyedState<E> {
             let needed = self.entries.missing(slot, is_resident, port, 1);
             let reading = self.reads.ahead.of(slot);
             if needed == Missing::default() {
-                self.note_present(slot);
+                self.note_present(slot, port);
                 sorted.resident += 1;
                 if known.is_none() {
                     // The next key may get its slot.
@@ -133,12 +133,12 @@ impl<E: Entries> KeyedState<E> {
         time != i64::MIN && self.floors.get(port).is_some_and(|floor| time < *floor)
     }
 
-    /// Walkers need not tell of a key that is here.
-    fn note_present(&self, slot: Slot) {
+    /// Walkers need not tell of a key for rows at an input, if what those that add need of it is here.
+    pub(super) fn note_present(&self, slot: Slot, port: usize) {
         if self.keys.is_resident(slot)
-            && let Some(presence) = self.keys.presence()
+            && self.entries.missing(slot, true, port, 1) == Missing::default()
         {
-            presence.set(self.keys.hash(slot));
+            self.keys.note_present(slot, port);
         }
     }
 

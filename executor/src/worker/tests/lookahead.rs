@@ -12,6 +12,11 @@ use crate::stats::{LookaheadMeasures, LookaheadStats, OperatorStats};
 
 /// `SELECT v, count(*) FROM input GROUP BY v`
 pub(super) fn counted(input: JobId) -> JobGraph {
+    counted_by(input, 1)
+}
+
+/// The same by one of the two columns.
+pub(super) fn counted_by(input: JobId, group: usize) -> JobGraph {
     let calls = vec![AggCall {
         func: AggFunc::Count,
         arg: None,
@@ -23,12 +28,12 @@ pub(super) fn counted(input: JobId) -> JobGraph {
     let accumulators = StateTable {
         name: "aggregate".to_string(),
         class: AccessClass::PointUpdate,
-        value_schema: accumulator_schema(&[1], &calls, &schema()),
+        value_schema: accumulator_schema(&[group], &calls, &schema()),
         storage: RowStorage::Keyed,
         relation: false,
         retention: None,
     };
-    let counts = Aggregate { group: vec![1], vnode: vec![1], calls, table: 1 };
+    let counts = Aggregate { group: vec![group], vnode: vec![group], calls, table: 1 };
     let nodes = vec![
         node(Op::Exchange(Exchange { fragment: 0, output: 0 }), vec![]),
         node(Op::Aggregate(counts), vec![0]),
@@ -36,7 +41,7 @@ pub(super) fn counted(input: JobId) -> JobGraph {
     ];
     let mut graph = graph(
         vec![vec![subscribe(input)], nodes],
-        vec![vec![rows(0, 1, vec![1])], vec![]],
+        vec![vec![rows(0, 1, vec![group])], vec![]],
         layout(RowStorage::Keyed, vec![0]),
     );
     graph.tables.push(accumulators);
@@ -108,7 +113,7 @@ async fn keys_of_statements_and_of_sealed_epochs_reach_the_operator_and_change_n
             }
             let told = c.lookahead(v);
             let candidates: &[&str] = match lookahead {
-                LookaheadMode::Auto => &["entry", "root"],
+                LookaheadMode::Auto => &["entry", "root", "leaf"],
                 LookaheadMode::Entry => &["entry"],
                 _ => &["root"],
             };
@@ -140,7 +145,7 @@ async fn a_view_on_a_view_is_told_of_what_is_sealed() {
     let told = c.lookahead(w);
     assert!(told.hinted > 0, "{told:?}");
     let measures = c.measures(w);
-    assert_eq!((measures.candidates(), measures.places()), (vec!["root"], vec!["root"]));
+    assert_eq!((measures.candidates(), measures.places()), (vec!["root", "leaf"], vec!["root"]));
 }
 
 #[tokio::test]

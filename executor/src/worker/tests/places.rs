@@ -3,7 +3,7 @@
 
 use millrace_graph::lookahead::Place;
 
-use super::lookahead::{cold, counted, counts};
+use super::lookahead::{cold, counted, counted_by, counts};
 use super::*;
 use crate::options::LookaheadMode;
 use crate::stats::LookaheadStats;
@@ -77,7 +77,9 @@ async fn hints_and_rows_meet_in_the_same_task_after_a_restart_with_other_tasks()
 #[tokio::test]
 async fn an_operator_may_have_a_place_of_its_own() {
     let of = |operator| LookaheadMode::Operator(operator, Place::Root);
-    for (mode, expected) in [(of("aggregate"), vec!["root"]), (of("join"), vec!["entry", "root"])] {
+    for (mode, expected) in
+        [(of("aggregate"), vec!["root"]), (of("join"), vec!["entry", "root", "leaf"])]
+    {
         let (c, t) = Cluster::with_table(cold(mode)).await;
         let v = c.view(2, t, counted(t), 2).await;
         c.catch_up(v).await;
@@ -105,9 +107,31 @@ async fn rows_of_a_table_are_looked_at_by_a_view_on_a_view_before_that_has_them(
         }
         assert!(early > 0, "{lookahead:?}");
         let expected = match lookahead {
-            LookaheadMode::Auto => vec!["input entry", "root"],
+            LookaheadMode::Auto => vec!["input entry", "root", "leaf"],
             _ => vec!["input entry"],
         };
         assert_eq!(c.measures(w).candidates(), expected);
     }
+}
+
+#[tokio::test]
+async fn rows_of_a_table_are_looked_at_behind_a_view_with_state() {
+    let (c, t) = Cluster::with_table(cold(LookaheadMode::Entry)).await;
+    let v = c.view(2, t, counted(t), 2).await;
+    c.catch_up(v).await;
+    // How often each value is there, of which there is one row each: the key is the view's group.
+    let w = c.view(3, v, counted_by(v, 0), 2).await;
+    c.catch_up(w).await;
+    let mut early = 0;
+    for round in 0..20 {
+        let before = c.lookahead(w).hinted;
+        c.churn(t, round).await;
+        early += c.lookahead(w).hinted - before;
+        c.follow(v, t).await;
+        c.follow(w, v).await;
+        let values: Vec<Row> = c.rows(v).await.iter().map(|(v, _, _)| (*v, 1, 1)).collect();
+        assert_eq!(c.rows(w).await, values, "round {round}");
+    }
+    assert!(early > 0, "the view between has none of it yet");
+    assert_eq!(c.measures(w).candidates(), ["input entry"]);
 }
