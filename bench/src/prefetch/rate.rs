@@ -1,12 +1,13 @@
 //! How many rows a second a comparison sends if none are given.
 //!
 //! A share of the slowest mode's maximum is not enough: the maximum is that of large batches, each of which reads most
-//! blocks of the state once and keeps the processor busy. There nothing is left to hide. So the rate is lowered until,
-//! in the mode with the most work, a part of the processor is idle and keys are not in memory.
+//! of the state in a few large requests and keeps the processor busy. There nothing is left to hide. So the rate is
+//! lowered until, in a mode without hints, a part of the processor is idle, keys are not in memory, and there are
+//! requests by key.
 
 use super::compare::{Comparison, Run};
 use super::invalid::LEAST_COLD;
-use super::modes::{LOOKAHEAD, Mode, RECORDED};
+use super::modes::{Mode, RECORDED};
 use crate::usage::cores;
 
 /// Of the slowest mode's maximum.
@@ -16,6 +17,9 @@ const LOAD: f64 = 0.7;
 const MOST_CPU: f64 = 0.5;
 /// By how much a rate is lowered below the one that would just meet the share, since small epochs cost more.
 const MARGIN: f64 = 0.9;
+/// Requests for each cold key. Those for blocks near each other are joined, so that with fewer much of the state is read
+/// for each epoch.
+const LEAST_GETS: f64 = 0.3;
 const MOST_TRIALS: usize = 8;
 const LEAST_RATE: f64 = 50.0;
 /// Rows of a trial, at least, however low the rate is: some epochs.
@@ -29,13 +33,24 @@ struct Trial {
     cpu_share: f64,
     /// Of the keys that rows brought, those that were not in memory. `None`: they need not be cold.
     cold_share: Option<f64>,
+    /// Requests for each of them.
+    gets: f64,
 }
 
 impl Trial {
+    fn told(self) -> String {
+        let Trial { gets, .. } = self;
+        let cold = |share: f64| {
+            format!("; {share:.2} of their keys are cold, with {gets:.2} requests for each")
+        };
+        self.cold_share.map_or_else(String::new, cold)
+    }
+
     /// The next rate to try; `None`: this one will do.
     fn lower(self) -> Option<f64> {
         let by_cpu = MOST_CPU / self.cpu_share.max(1e-9);
-        let is_warm = self.cold_share.is_some_and(|share| share < LEAST_COLD);
+        let is_warm = |share| share < LEAST_COLD || self.gets < LEAST_GETS;
+        let is_warm = self.cold_share.is_some_and(is_warm);
         let by_cold = if is_warm { 0.5 } else { f64::MAX };
         let factor = by_cpu.min(by_cold);
         (factor < 1.0).then(|| self.rate * factor * MARGIN)
@@ -47,7 +62,7 @@ pub async fn choose(comparison: &Comparison<'_>, maximum: f64) -> Result<f64, St
     let modes = &comparison.order.plan.run;
     let named = |name: &str| modes.iter().find(|m| m.name == name);
     let cold = || modes.iter().find(|m| !m.in_memory);
-    let mode = named(LOOKAHEAD).or_else(|| named(RECORDED)).or_else(cold);
+    let mode = named(RECORDED).or_else(cold);
     let mut rate = (maximum * LOAD).max(1.0);
     // Of nothing but `ram` nothing is cold.
     let Some(mode) = mode else { return Ok(rate) };
@@ -77,7 +92,7 @@ async fn of(comparison: &Comparison<'_>, mode: &Mode, rate: f64) -> Result<Trial
     let cores = cores();
     let tasks = comparison.order.parallelism.min(cores);
     let cpu_share = cost.cpu_share.unwrap_or_default() * cores as f64 / tasks as f64;
-    Ok(Trial { rate, cpu_share, cold_share })
+    Ok(Trial { rate, cpu_share, cold_share, gets: cost.gets_per_cold_key.unwrap_or_default() })
 }
 
 #[cfg(test)]
@@ -86,12 +101,13 @@ mod tests {
 
     #[test]
     fn a_rate_is_lowered_until_state_is_cold_and_cores_are_idle() {
-        let lower = |cpu_share: f64, cold: f64| {
-            Trial { rate: 1_000.0, cpu_share, cold_share: Some(cold) }.lower()
+        let lower = |cpu_share: f64, cold: f64, gets: f64| {
+            Trial { rate: 1_000.0, cpu_share, cold_share: Some(cold), gets }.lower()
         };
-        assert_eq!(lower(0.5, 1.0), None);
-        assert_eq!(lower(1.0, 1.0), Some(450.0));
-        assert_eq!(lower(0.1, 0.1), Some(450.0), "keys are in memory");
-        assert_eq!(lower(0.25, 0.5), None);
+        assert_eq!(lower(0.5, 1.0, 1.0), None);
+        assert_eq!(lower(1.0, 1.0, 1.0), Some(450.0));
+        assert_eq!(lower(0.1, 0.1, 1.0), Some(450.0), "keys are in memory");
+        assert_eq!(lower(0.1, 1.0, 0.1), Some(450.0), "much of the state is read at once");
+        assert_eq!(lower(0.25, 0.5, 0.5), None);
     }
 }

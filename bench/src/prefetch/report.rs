@@ -52,6 +52,8 @@ pub struct Cost {
     pub cold_keys_per_epoch: Option<f64>,
     /// Of the keys that rows brought, those that a row waited for or that were read ahead in time.
     pub cold_share: Option<f64>,
+    /// Requests to the store for each of them: few if blocks near each other are read at once.
+    pub gets_per_cold_key: Option<f64>,
     /// Of the last 256 epochs with rows the share in which a row waited for a read: of the operator with the largest.
     pub late_epochs: Option<f64>,
     pub epochs: Option<u64>,
@@ -145,6 +147,7 @@ impl Cost {
             cpu_share: Some(measured.usage.cpu_share()),
             cold_keys_per_epoch: Some(operators.demand as f64 / measured.epochs.max(1) as f64),
             cold_share: Some(per_row(cold as f64) / caches.max(1) as f64),
+            gets_per_cold_key: (cold > 0).then(|| stats.gets as f64 / cold as f64),
             late_epochs: measured.late_epochs,
             epochs: Some(measured.epochs),
             rounds: Some(stats.rounds),
@@ -177,6 +180,7 @@ impl Cost {
             cpu_ratio: None,
             cold_keys_per_epoch: None,
             cold_share: None,
+            gets_per_cold_key: None,
             late_epochs: None,
             epochs: None,
             rounds: None,
