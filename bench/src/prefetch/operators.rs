@@ -4,13 +4,10 @@ use millrace_executor::stats::OperatorStats;
 
 use super::world::Running;
 
-/// Bytes of a hint for each key: an encoded BIGINT, its hash and its vnode.
-const HINT_KEY_BYTES: u64 = 9 + 8 + 2;
-
 /// Sums over all operators of the views, in keys unless another unit is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
-    /// Keys of hints, and the bytes of them.
+    /// Keys of hints, and the bytes in which they were sent to tasks.
     pub hinted: u64,
     pub hint_bytes: u64,
     /// Keys that a row waited for, announced or not.
@@ -27,7 +24,7 @@ impl Operators {
     pub fn now(running: &Running) -> Operators {
         all(running).map(|o| o.lookahead).fold(Operators::default(), |sum, one| Operators {
             hinted: sum.hinted + one.hinted,
-            hint_bytes: sum.hint_bytes + one.hinted * HINT_KEY_BYTES,
+            hint_bytes: sum.hint_bytes + one.hint_bytes,
             demand: sum.demand + one.missed,
             prefetched: sum.prefetched + one.prefetched,
             in_time: sum.in_time + one.in_time,

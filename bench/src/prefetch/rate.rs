@@ -73,9 +73,7 @@ pub async fn choose(comparison: &Comparison<'_>, maximum: f64) -> Result<f64, St
             comparison.world.query.name,
             comparison.setting.label(),
             trial.cpu_share * 100.0,
-            trial
-                .cold_share
-                .map_or(String::new(), |s| format!("; {:.0} % of keys are cold", s * 100.0))
+            trial.told()
         );
         match trial.lower().filter(|_| rate > LEAST_RATE) {
             Some(lower) => rate = lower.max(LEAST_RATE),
