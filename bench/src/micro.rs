@@ -328,9 +328,10 @@ async fn build_runs(args: &Args, chunks: &[DeltaChunk]) -> Result<(), String> {
     let run = writer.seal().map_err(text)?.pop().ok_or("nothing was sealed")?;
     let limit = Duration::from_secs_f64(args.seconds);
     let started = Instant::now();
-    let mut rows = 0;
+    let (mut rows, mut commit) = (0, 0);
     while started.elapsed() < limit {
-        std::hint::black_box(job.persist(vec![run.clone()]).await.map_err(text)?);
+        commit += 1;
+        std::hint::black_box(job.persist(commit, vec![run.clone()]).await.map_err(text)?);
         rows += run.num_rows();
     }
     report("persist", rows, started.elapsed());

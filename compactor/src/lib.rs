@@ -198,19 +198,19 @@ mod tests {
     }
 
     /// One commit that writes some keys: durable, not published.
-    async fn persisted(job: &Arc<JobStore>, keys: &[&str]) -> Persisted {
+    async fn persisted(job: &Arc<JobStore>, number: u64, keys: &[&str]) -> Persisted {
         let options = RecordBatchOptions::new().with_row_count(Some(keys.len()));
         let no_columns = SchemaRef::new(Schema::empty());
         let values = RecordBatch::try_new_with_options(no_columns, vec![], &options).unwrap();
         let mut writer = job.writer(TABLE).unwrap();
         writer.write(BinaryArray::from_iter_values(keys), None, values);
         let runs = writer.seal().unwrap();
-        job.persist(runs).await.unwrap()
+        job.persist(number, runs).await.unwrap()
     }
 
     /// One flushed commit that writes some keys.
     async fn flushed(job: &Arc<JobStore>, epoch: u64, keys: &[&str]) -> Vec<RunMeta> {
-        job.publish(Epoch(epoch), persisted(job, keys).await);
+        job.publish(Epoch(epoch), persisted(job, epoch, keys).await);
         let edit = job.flush().await.unwrap();
         job.apply_edit(&edit);
         edit.add_runs
@@ -252,10 +252,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn runs_that_are_in_the_log_and_not_published_are_waited_for() {
         let (store, job) = open_direct().await;
-        let first = persisted(&job, &["aaa", "bbb"]).await;
+        let first = persisted(&job, 1, &["aaa", "bbb"]).await;
         let mut inputs = logged(&first, 1);
         job.publish(Epoch(1), first);
-        let second = persisted(&job, &["bbb", "ccc"]).await;
+        let second = persisted(&job, 2, &["bbb", "ccc"]).await;
         inputs.extend(logged(&second, 2));
         let compactor = Compactor::new(Arc::clone(&store));
         let mut compacting = compactor.compact(task(inputs));
@@ -274,7 +274,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn runs_that_never_come_are_given_up() {
         let (store, job) = open_direct().await;
-        let inputs = logged(&persisted(&job, &["aaa"]).await, 1);
+        let inputs = logged(&persisted(&job, 1, &["aaa"]).await, 1);
         assert!(Compactor::new(store).compact(task(inputs)).await.is_err());
     }
 
@@ -464,7 +464,7 @@ mod tests {
         let mut inputs = Vec::new();
         for epoch in 1..=200u64 {
             let began = tokio::time::Instant::now();
-            let persisted = persisted(&job, &["aaa", "bbb"]).await;
+            let persisted = persisted(&job, epoch, &["aaa", "bbb"]).await;
             let waited = began.elapsed();
             assert!(waited <= Duration::from_secs(1), "commit {epoch} waited {waited:?}");
             assert_eq!(waited > Duration::ZERO, epoch > 4, "commit {epoch}");
@@ -477,7 +477,7 @@ mod tests {
 
         // What waits goes on when runs have been merged.
         let began = tokio::time::Instant::now();
-        let mut waiting = Box::pin(persisted(&job, &["aaa"]));
+        let mut waiting = Box::pin(persisted(&job, 201, &["aaa"]));
         let early = tokio::time::timeout(Duration::from_millis(500), &mut waiting).await;
         assert!(early.is_err(), "it waits for a second");
         let edit = Compactor::new(store).compact(task(inputs)).await.unwrap();

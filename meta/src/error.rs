@@ -65,6 +65,9 @@ pub enum VoidReason {
     OtherGeneration,
     #[error("the job's last epoch is another one")]
     OtherPredecessor,
+    /// It was sent twice.
+    #[error("the job's commit of that number is in the log already")]
+    TakenBefore,
     #[error("the epoch is not one the job can commit")]
     BadEpoch,
     #[error("an object it refers to has been deleted")]

@@ -3,6 +3,8 @@
 
 use millrace_common::RelationId;
 use millrace_common::collections::HashSet;
+use millrace_rpc::sequence::Sequence;
+use millrace_rpc::version::JobVersion;
 
 use crate::state::{MetaState, has_job, is_derived};
 
@@ -49,6 +51,7 @@ pub fn check(state: &MetaState) -> Result<(), String> {
             return Err(format!("job {id} is ahead of the log"));
         }
         job.timeline.check().map_err(|e| format!("timeline of {id}: {e}"))?;
+        check_sequences(version).map_err(|e| format!("job {id}: {e}"))?;
         if version.backfill.is_some() && job.timeline.anchor().is_some() && !version.is_rebuilding()
         {
             return Err(format!("job {id} is readable before its backfill is done"));
@@ -63,6 +66,21 @@ pub fn check(state: &MetaState) -> Result<(), String> {
     }
     state.check_dependencies()?;
     state.objects.check(state.jobs.values().map(|j| j.version.as_ref()))
+}
+
+/// All that a job has written is ordered by commit and part, and of commits that it has.
+fn check_sequences(version: &JobVersion) -> Result<(), String> {
+    let tail = version.tail.iter().map(|s| Sequence::stored(s.sequence));
+    if let Some((a, b)) = tail.clone().zip(tail.clone().skip(1)).find(|(a, b)| a >= b) {
+        return Err(format!("slice {b} comes after slice {a}"));
+    }
+    let runs = version.runs.iter().map(|r| Sequence::stored(r.sequence));
+    match tail.chain(runs).max() {
+        Some(newest) if newest.commit() > version.commits => {
+            Err(format!("{newest} is there after {} commits", version.commits))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn check_catalog(state: &MetaState) -> Result<(), String> {

@@ -7,5 +7,7 @@
 pub mod catalog;
 pub mod catalog_diff;
 pub mod log;
+pub mod sequence;
 pub mod services;
 pub mod version;
+pub mod vnode_set;

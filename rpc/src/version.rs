@@ -1,5 +1,8 @@
 //! A job's version: the runs, tail slices and positions that make it up at an epoch (§2, §9).
 
+use crate::sequence::Sequence;
+use crate::vnode_set;
+
 /// Names of counters that hold from when on rows of a state table are kept begin with this.
 pub const RETAIN: &str = "retain.";
 
@@ -46,9 +49,13 @@ pub struct RunMeta {
     /// Entries that delete (tombstones, negative weights).
     #[prost(uint64, tag = "13")]
     pub tombstones: u64,
-    /// Orders runs of one level: a larger sequence was written later. Breaks ties of equal epochs.
+    /// The largest [`Sequence`] of what it holds. Orders runs of one level: a larger one was written later. Breaks ties
+    /// of equal epochs.
     #[prost(uint64, tag = "14")]
     pub sequence: u64,
+    /// The vnodes that its entries may have, as a [`vnode_set`](crate::vnode_set).
+    #[prost(bytes = "bytes", tag = "15")]
+    pub vnodes: prost::bytes::Bytes,
 }
 
 /// A committed epoch's delta of one job, not yet in runs: a byte range of a tail segment, or, when
@@ -66,9 +73,12 @@ pub struct SliceRef {
     pub length: u64,
     #[prost(bytes = "bytes", tag = "5")]
     pub inline: prost::bytes::Bytes,
-    /// Orders slices of equal epoch (backfill commits share one).
+    /// Its [`Sequence`]. Orders slices of equal epoch (backfill commits share one).
     #[prost(uint64, tag = "6")]
     pub sequence: u64,
+    /// The vnodes that its entries may have, as a [`vnode_set`](crate::vnode_set).
+    #[prost(bytes = "bytes", tag = "7")]
+    pub vnodes: prost::bytes::Bytes,
 }
 
 /// How far a job's first scan of one input has come.
@@ -235,9 +245,41 @@ pub struct VersionEdit {
     pub add_runs: Vec<RunMeta>,
     #[prost(uint64, repeated, tag = "2")]
     pub remove_runs: Vec<u64>,
-    /// Tail slices with a sequence up to this are now in `add_runs`. 0: none.
+    /// Of flushes that earlier releases made: tail slices with a sequence up to this are now in `add_runs`. 0: none.
     #[prost(uint64, tag = "3")]
     pub flushed_sequence: u64,
+    /// Of a flush.
+    #[prost(message, optional, tag = "4")]
+    pub flushed: Option<Flushed>,
+}
+
+/// What of a job's tail a flush holds: the tail's slices of all commits up to one, if it has all of their vnodes.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Flushed {
+    /// The incarnation of the process that made it.
+    #[prost(uint64, tag = "1")]
+    pub writer: u64,
+    /// [`JobCommit::number`] of the last commit that it holds everything of, as it does of all before. 0: of what was
+    /// committed before commits were numbered.
+    #[prost(uint64, tag = "2")]
+    pub commit: u64,
+    /// As a [`vnode_set`](crate::vnode_set).
+    #[prost(bytes = "bytes", tag = "3")]
+    pub vnodes: prost::bytes::Bytes,
+}
+
+impl VersionEdit {
+    /// The largest sequence of what its flush holds; 0: it is none.
+    pub fn flushed_to(&self) -> u64 {
+        let flushed = self.flushed.as_ref().map_or(0, |f| Sequence::last_of(f.commit).get());
+        flushed.max(self.flushed_sequence)
+    }
+
+    /// Whether a tail slice is now in its runs.
+    pub fn retires(&self, slice: &SliceRef) -> bool {
+        let covers = |f: &Flushed| vnode_set::covers(&f.vnodes, &slice.vnodes);
+        slice.sequence <= self.flushed_to() && self.flushed.as_ref().is_none_or(covers)
+    }
 }
 
 /// What a job's tasks made of one epoch; becomes the job's entry in a log record.
@@ -380,5 +422,44 @@ mod tests {
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, body);
         assert_eq!(JobVersion::decode(&bytes[..]).unwrap(), version);
+    }
+
+    /// As releases wrote it whose slices and runs were counted, and not numbered by commit and part.
+    #[test]
+    fn golden_version_and_flush_with_counters() {
+        let bytes = [
+            0x08, 9, // epoch
+            0x1a, 7, 0x08, 5, 0x10, 4, 0x70, 0xac, 0x02, // run 5 of table 4, counter 300
+            0x22, 7, 0x08, 8, 0x2a, 1, b's', 0x30, 7, // a slice of epoch 8, counter 7
+        ];
+        let version = JobVersion::decode(&bytes[..]).unwrap();
+        let run = RunMeta { run_id: 5, table_id: 4, sequence: 300, ..RunMeta::default() };
+        let slice = SliceRef { epoch: 8, inline: "s".into(), sequence: 7, ..SliceRef::default() };
+        let (runs, tail) = (vec![run], vec![slice.clone()]);
+        assert_eq!(version, JobVersion { epoch: 9, runs, tail, ..JobVersion::default() });
+        assert_eq!(version.encode_to_vec(), bytes);
+        let flush = VersionEdit::decode(&[0x18, 7][..]).unwrap();
+        assert_eq!((flush.flushed_to(), flush.retires(&slice)), (7, true));
+        assert!(!flush.retires(&SliceRef { sequence: 8, ..slice.clone() }));
+        let first = Sequence::new(1, 0).unwrap().get();
+        assert!(!flush.retires(&SliceRef { sequence: first, ..slice }));
+    }
+
+    #[test]
+    fn golden_flush_and_parts_of_a_commit() {
+        let vnodes: prost::bytes::Bytes = vec![3; 32].into();
+        let three = "03".repeat(32);
+        let sequence = Sequence::new(5, 2).unwrap().get();
+        let slice = SliceRef { sequence, vnodes: vnodes.clone(), ..SliceRef::default() };
+        let run = RunMeta { sequence, vnodes: vnodes.clone(), ..RunMeta::default() };
+        let flushed = Some(Flushed { writer: 6, commit: 5, vnodes });
+        let edit = VersionEdit { add_runs: vec![run], flushed, ..VersionEdit::default() };
+        assert!(edit.retires(&slice));
+        let hex = |bytes: Vec<u8>| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        // 2^24 + 5 above the 20 bits of part 2.
+        let sequence = "8280c082808004";
+        assert_eq!(hex(slice.encode_to_vec()), format!("30{sequence}3a20{three}"));
+        let run = format!("0a2a70{sequence}7a20{three}");
+        assert_eq!(hex(edit.encode_to_vec()), format!("{run}2226080610051a20{three}"));
     }
 }

@@ -342,7 +342,7 @@ pub async fn compact(
     })
     .await?;
     let remove_runs = inputs.iter().map(|r| r.run_id).collect();
-    Ok(VersionEdit { add_runs, remove_runs, flushed_sequence: 0 })
+    Ok(VersionEdit { add_runs, remove_runs, ..VersionEdit::default() })
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use arrow::error::ArrowError;
 use millrace_common::{Epoch, SqlError, SqlState};
+use millrace_rpc::sequence::SequenceError;
 
 /// The shared cause of an error.
 pub type Cause = Arc<dyn StdError + Send + Sync>;
@@ -51,6 +52,8 @@ pub enum StorageError {
     Cache(String),
     #[error(transparent)]
     Arrow(#[from] SharedArrowError),
+    #[error(transparent)]
+    Sequence(#[from] SequenceError),
     /// A broken invariant of ours.
     #[error("{0}")]
     Internal(String),
@@ -141,7 +144,9 @@ impl StorageError {
             StorageError::Unsuitable { .. } => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             StorageError::InvalidUrl { .. } => SqlState::INVALID_PARAMETER_VALUE,
             StorageError::SnapshotTooOld { .. } => SqlState::SNAPSHOT_TOO_OLD,
-            StorageError::Arrow(_) | StorageError::Internal(_) => SqlState::INTERNAL_ERROR,
+            StorageError::Sequence(_) | StorageError::Arrow(_) | StorageError::Internal(_) => {
+                SqlState::INTERNAL_ERROR
+            }
         }
     }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use millrace_common::task::spawn_blocking_on;
 use millrace_common::{Epoch, TableId};
-use millrace_rpc::version::VersionEdit;
+use millrace_rpc::sequence::Sequence;
+use millrace_rpc::version::{Flushed, VersionEdit};
 
 use tokio::sync::SemaphorePermit;
 
@@ -73,7 +74,11 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
 /// Writes a version's memory runs as level-0 runs.
 pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<VersionEdit> {
     let version = version.clone();
-    let flushed_sequence = version.sequence;
+    let flushed = Flushed {
+        writer: store.shared.options.incarnation,
+        commit: Sequence::stored(version.sequence).commit(),
+        ..Flushed::default()
+    };
     let _turn = turn(store).await?;
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Memory);
     let (add_runs, _) = in_background(&store.shared, async move {
@@ -83,7 +88,7 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
         sink.finish().await
     })
     .await?;
-    Ok(VersionEdit { add_runs, flushed_sequence, ..VersionEdit::default() })
+    Ok(VersionEdit { add_runs, flushed: Some(flushed), ..VersionEdit::default() })
 }
 
 /// Waits until few enough others build runs.

@@ -19,6 +19,7 @@ use millrace_common::collections::HashMap;
 use millrace_common::fault_injection::is_planted;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::log::MovedPart;
+use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef, VersionEdit};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
@@ -95,7 +96,6 @@ pub struct JobStore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) codecs: HashMap<TableId, Arc<BlockCodec>>,
     version: RwLock<Arc<Version>>,
-    next_sequence: AtomicU64,
     next_writer: AtomicU64,
     pub(crate) open_bytes: AtomicUsize,
     /// The slices of what is published.
@@ -171,7 +171,6 @@ impl JobStore {
         let fetches: Vec<_> = tail.iter().map(|s| read_slice(&shared, &codecs, s)).collect();
         let slices = futures::stream::iter(fetches).buffered(OPEN_READS).try_collect().await?;
         version.load(&committed.runs, &tail, slices);
-        let sequence = version.sequence;
         let (mut held, now) = (JobTail::default(), shared.options.env.now());
         tail.iter().for_each(|s| held.add(s.sequence, s.length, now));
         let overlap = write_delay::deepest(&version).map_or(0, |o| o.runs);
@@ -181,7 +180,6 @@ impl JobStore {
             shared,
             codecs,
             version: RwLock::new(Arc::new(version)),
-            next_sequence: AtomicU64::new(sequence + 1),
             next_writer: AtomicU64::new(1),
             open_bytes: AtomicUsize::new(0),
             tail: Mutex::new(held),
@@ -267,15 +265,16 @@ impl JobStore {
         }
     }
 
-    pub(crate) fn next_sequence(&self) -> u64 {
-        self.next_sequence.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Makes a delta durable. Commits are ordered as `persist` is called, not as it returns. One with rows waits while
-    /// compaction is behind the job.
-    pub fn persist(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
+    /// Makes the delta of a commit durable, by the commit's number: one that was not used before, and more than that of
+    /// all that is published. Commits are ordered by it, however they are persisted. One with rows waits while compaction
+    /// is behind the job.
+    pub fn persist(
+        self: &Arc<Self>,
+        commit: u64,
+        runs: Vec<MemRun>,
+    ) -> BoxFuture<'static, Result<Persisted>> {
         let has_rows = runs.iter().any(|r| r.num_rows() > 0);
-        let persisting = self.persist_now(runs);
+        let persisting = self.persist_now(commit, runs);
         if !has_rows || self.overlap() <= self.shared.options.overlap_limit {
             return persisting;
         }
@@ -293,17 +292,24 @@ impl JobStore {
         }
     }
 
-    fn persist_now(self: &Arc<Self>, runs: Vec<MemRun>) -> BoxFuture<'static, Result<Persisted>> {
+    fn persist_now(
+        self: &Arc<Self>,
+        commit: u64,
+        runs: Vec<MemRun>,
+    ) -> BoxFuture<'static, Result<Persisted>> {
         let runs = runs.into_iter().filter(|r| r.num_rows() > 0);
         let (early, runs): (Vec<MemRun>, Vec<MemRun>) = runs.partition(|r| r.spill.is_some());
         let store = Arc::clone(self);
         if !early.is_empty() {
-            return self.persist_large(early, runs);
+            return self.persist_large(commit, early, runs);
         }
         if runs.is_empty() {
             return Box::pin(futures::future::ready(Ok(Persisted::default())));
         }
-        let sequence = self.next_sequence.fetch_add(1, Ordering::Relaxed);
+        let sequence = match Sequence::new(commit, 0) {
+            Ok(sequence) => sequence.get(),
+            Err(error) => return Box::pin(futures::future::ready(Err(error.into()))),
+        };
         let bytes: usize = runs.iter().map(MemRun::memory_size).sum();
         if bytes > store.shared.options.direct_run_bytes {
             return Box::pin(async move { flush::persist_as_runs(&store, runs, sequence).await });
@@ -316,28 +322,29 @@ impl JobStore {
         })
     }
 
-    /// A delta of which parts were sealed early, those of one writer in order.
+    /// A delta of which parts were sealed early, those of one writer in order; what was sealed at the end is the last
+    /// part.
     fn persist_large(
         self: &Arc<Self>,
+        commit: u64,
         early: Vec<MemRun>,
         runs: Vec<MemRun>,
     ) -> BoxFuture<'static, Result<Persisted>> {
         let store = Arc::clone(self);
-        let count = early.len() as u64;
-        let first = self.next_sequence.fetch_add(count + 1, Ordering::Relaxed);
         Box::pin(async move {
-            let mut all = flush::persist_as_runs(&store, runs, first + count).await?;
+            let last = Sequence::new(commit, early.len() as u64)?.get();
+            let mut all = flush::persist_as_runs(&store, runs, last).await?;
             let mut edit = all.edit.take().unwrap_or_default();
-            for (run, sequence) in early.iter().zip(first..) {
-                if is_planted("early-part-lost") && sequence == first {
+            for (run, part) in early.iter().zip(0..) {
+                if is_planted("early-part-lost") && part == 0 {
                     continue;
                 }
                 if let Some(spill) = &run.spill {
-                    edit.add_runs.extend(spill.keep(sequence).await?);
+                    edit.add_runs.extend(spill.keep(Sequence::new(commit, part)?.get()).await?);
                 }
                 all.seals.push((run.table(), run.seal));
             }
-            Ok(Persisted { edit: Some(edit), sequence: first + count, ..all })
+            Ok(Persisted { edit: Some(edit), sequence: last, ..all })
         })
     }
 
@@ -437,7 +444,7 @@ impl JobStore {
             replaced
         });
         self.note_overlap();
-        self.tail.lock().retire(edit.flushed_sequence);
+        self.tail.lock().retire(edit.flushed_to());
         let merged: BTreeSet<u32> = replaced.iter().map(|run| run.meta().table_id).collect();
         let version = self.version();
         for table in merged.into_iter().filter_map(|id| version.table(TableId(id)).ok()) {
@@ -508,7 +515,7 @@ impl JobStore {
     pub fn needs_flush(&self) -> bool {
         let version = self.version();
         // Locked: one is being made.
-        if self.flushed.try_lock().map_or(true, |e| e.flushed_sequence > version.flushed_sequence) {
+        if self.flushed.try_lock().map_or(true, |e| e.flushed_to() > version.flushed_sequence) {
             return false;
         }
         version.mem_bytes() > self.shared.options.flush_bytes
@@ -521,7 +528,7 @@ impl JobStore {
     /// the same entries again.
     pub async fn flush(self: &Arc<Self>) -> Result<VersionEdit> {
         let mut flushed = self.flushed.lock().await;
-        if flushed.flushed_sequence > self.version().flushed_sequence {
+        if flushed.flushed_to() > self.version().flushed_sequence {
             return Ok(flushed.clone());
         }
         let version = self.update(|version| {

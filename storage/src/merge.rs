@@ -54,10 +54,10 @@ impl Mode {
 /// Breaks ties of equal key and epoch between runs that a version names: the larger was written later. Of one key, a
 /// lower level always has the newer entry; in level 0 and in memory, which is one level here, the commit decides. A
 /// run's sequence alone does not: moved to the next level it is that of the newest commit of all that was merged, also
-/// for keys of which the level above has newer entries. Sequences stay below 2^56.
+/// for keys of which the level above has newer entries. Sequences stay below 2^60.
 pub(crate) fn rank(level: u32, sequence: u64) -> u64 {
-    const SEQUENCE_BITS: u32 = 56;
-    let above = u64::from(u8::MAX.saturating_sub(level.min(255) as u8));
+    const SEQUENCE_BITS: u32 = 60;
+    let above = 15 - u64::from(level.min(15));
     above << SEQUENCE_BITS | sequence & ((1 << SEQUENCE_BITS) - 1)
 }
 

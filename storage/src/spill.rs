@@ -3,7 +3,7 @@
 //!
 //! A writer that has written much seals what it has and hands it to the store, which writes it as runs that
 //! no version names yet. The writer goes on reading them, from memory until they are durable and from the
-//! store afterwards, and the epoch's commit links them: each early seal gets a sequence of its own, below
+//! store afterwards, and the epoch's commit links them: each early seal is a part of its own, before
 //! that of what was sealed at the barrier, so that of two entries of a key the later one counts.
 
 use std::sync::Arc;

@@ -12,6 +12,7 @@ use arrow::compute::take;
 use millrace_common::collections::HashSet;
 use millrace_common::delta::take_rows;
 use millrace_common::{Epoch, TableId};
+use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
 use crate::block::{Entries, stored_schema};
@@ -87,9 +88,9 @@ impl JobStore {
         })
     }
 
-    /// Makes staged runs a commit of this job. Ordered as `persist` is; no I/O.
-    pub fn link(&self, runs: &[RunMeta]) -> Persisted {
-        let sequence = self.next_sequence();
+    /// Makes staged runs a commit of this job, of this number, as `persist` would; no I/O.
+    pub fn link(&self, commit: u64, runs: &[RunMeta]) -> Result<Persisted> {
+        let sequence = Sequence::new(commit, 0)?.get();
         let link = |run: &RunMeta| RunMeta {
             run_id: self.shared.namer.next_run_id(),
             sequence,
@@ -99,7 +100,7 @@ impl JobStore {
         };
         let add_runs = runs.iter().map(link).collect();
         let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
-        Persisted { edit, sequence, ..Persisted::default() }
+        Ok(Persisted { edit, sequence, ..Persisted::default() })
     }
 }
 

@@ -1,9 +1,9 @@
 //! What a job's state consists of at a moment: an immutable [`Version`], swapped whole. Whoever holds
 //! one reads a consistent state without locks, however long it takes.
 //!
-//! Memory runs and disk runs are ordered by commit *sequence*: of two entries with equal key and
-//! epoch (the commits of a backfill share one), the larger sequence was written later. Only neighbours
-//! in that order may be merged, so a table counts *groups*: a flush boundary, or a commit that went
+//! Memory runs and disk runs are ordered by [`Sequence`](millrace_rpc::sequence::Sequence), that is by commit and part:
+//! of two entries with equal key and epoch (the commits of a backfill share one), the larger sequence was written later.
+//! Only neighbours in that order may be merged, so a table counts *groups*: a flush boundary, or a commit that went
 //! straight into disk runs, starts a new group, and merges stay inside one.
 
 use std::collections::BTreeMap;
@@ -84,9 +84,9 @@ impl TableVersion {
 pub(crate) struct Version {
     /// Of the last publish.
     pub epoch: Epoch,
-    /// Of the last published commit.
+    /// Of the last part of the last published commit.
     pub sequence: u64,
-    /// Commits up to this are in disk runs.
+    /// What is up to this is in disk runs.
     pub flushed_sequence: u64,
     /// Snapshots below this may miss versions.
     pub horizon: Epoch,
@@ -190,9 +190,10 @@ impl Version {
     /// Swaps runs; drops memory runs that the edit's runs now hold.
     pub fn apply(&mut self, edit: &VersionEdit) {
         let pins = Arc::clone(&self.pins);
-        self.flushed_sequence = self.flushed_sequence.max(edit.flushed_sequence);
+        let flushed = edit.flushed_to();
+        self.flushed_sequence = self.flushed_sequence.max(flushed);
         for table in self.tables_mut() {
-            table.mem.retain(|m| m.max_sequence > edit.flushed_sequence);
+            table.mem.retain(|m| m.max_sequence > flushed);
             table.disk.retain(|r| !edit.remove_runs.contains(&r.meta().run_id));
         }
         for run in &edit.add_runs {

@@ -97,7 +97,7 @@ async fn an_epoch_larger_than_its_memory_is_one_epoch() {
 
     let runs = writer.seal().unwrap();
     assert!(runs.len() > 4, "{} parts", runs.len());
-    let persisted = job.persist(runs).await.unwrap();
+    let persisted = job.persist(1, runs).await.unwrap();
     let mut edit = persisted.edit.clone().unwrap();
     job.publish(Epoch(7), persisted);
     assert_eq!(sum(&job).await, expected());

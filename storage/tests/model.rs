@@ -90,6 +90,8 @@ struct World {
     /// What is written but not sealed, and each sealed but unpublished commit, in order.
     open: Vec<(u32, Key, i64, Row)>,
     sealed: Vec<Vec<(u32, Key, i64, Row)>>,
+    /// Of the last commit that was sealed.
+    number: u64,
     next_append: i64,
     flushing: Option<VersionEdit>,
     epoch: u64,
@@ -131,6 +133,7 @@ impl World {
             tables,
             open: Vec::new(),
             sealed: Vec::new(),
+            number: 0,
             next_append: 0,
             flushing: None,
             epoch: 0,
@@ -211,7 +214,8 @@ impl World {
     async fn seal(&mut self) {
         let runs: Vec<_> = self.writers.values_mut().flat_map(|w| w.seal().unwrap()).collect();
         assert!(runs.iter().all(|r| r.is_sorted()));
-        self.pending.push(self.job.persist(runs).await.unwrap());
+        self.number += 1;
+        self.pending.push(self.job.persist(self.number, runs).await.unwrap());
         self.sealed.push(std::mem::take(&mut self.open));
     }
 
@@ -222,6 +226,7 @@ impl World {
         let persisted = self.pending.remove(0);
         self.epoch += u64::from(advance || self.epoch == 0);
         self.committed.epoch = self.epoch;
+        self.committed.commits += 1;
         for slice in &persisted.slices {
             self.committed
                 .tail
@@ -245,7 +250,7 @@ impl World {
     fn fold(&mut self, edit: &VersionEdit) {
         self.committed.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
         self.committed.runs.extend(edit.add_runs.iter().cloned());
-        self.committed.tail.retain(|s| s.sequence > edit.flushed_sequence);
+        self.committed.tail.retain(|s| !edit.retires(s));
     }
 
     fn edit(&mut self, edit: VersionEdit) {
@@ -286,6 +291,7 @@ impl World {
     async fn reopen(&mut self) {
         self.writers.clear();
         self.pending.clear();
+        self.number = self.committed.commits;
         self.flushing = None;
         self.open.clear();
         self.sealed.clear();

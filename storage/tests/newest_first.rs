@@ -102,7 +102,7 @@ impl Open {
     }
 
     async fn publish(&mut self, epoch: u64) {
-        let persisted = self.job.persist(self.writer.seal().unwrap()).await.unwrap();
+        let persisted = self.job.persist(epoch, self.writer.seal().unwrap()).await.unwrap();
         self.job.publish(Epoch(epoch), persisted);
     }
 

@@ -55,7 +55,7 @@ async fn cold() -> Arc<JobStore> {
     let keys = BinaryArray::from_iter_values(rows().map(|(g, r)| key(g, r)).collect::<Vec<_>>());
     let n = Int64Array::from_iter_values(rows().map(|(g, r)| value(g, r)).collect::<Vec<_>>());
     writer.write(keys, None, RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap());
-    let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
+    let persisted = job.persist(1, writer.seal().unwrap()).await.unwrap();
     job.publish(Epoch(1), persisted);
     let edit = job.flush().await.unwrap();
     job.apply_edit(&edit);

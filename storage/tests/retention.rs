@@ -105,7 +105,7 @@ async fn what_retention_has_dropped_counts_for_no_limit() {
     let mut writer = job.writer(TABLE).unwrap();
     write(&mut writer);
     check(&writer).await;
-    let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
+    let persisted = job.persist(1, writer.seal().unwrap()).await.unwrap();
     job.publish(Epoch(1), persisted);
     check(&writer).await;
 }
@@ -117,7 +117,7 @@ async fn what_retention_has_dropped_counts_for_no_limit_in_the_store() {
     let job = open(&memory, 1, &JobVersion::default()).await;
     let mut writer = job.writer(TABLE).unwrap();
     write(&mut writer);
-    let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
+    let persisted = job.persist(1, writer.seal().unwrap()).await.unwrap();
     job.publish(Epoch(1), persisted);
     let edit = job.flush().await.unwrap();
     let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };

@@ -61,7 +61,7 @@ async fn commit(
     keys: (u64, u64),
 ) -> Vec<SliceRef> {
     write(writer, keys.0, keys.1);
-    let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
+    let persisted = job.persist(epoch, writer.seal().unwrap()).await.unwrap();
     let at_epoch = |s: &SliceRef| SliceRef { epoch, ..s.clone() };
     let slices = persisted.slices.iter().map(at_epoch).collect();
     job.publish(Epoch(epoch), persisted);
@@ -211,7 +211,7 @@ async fn commits_of_many_jobs_share_puts() {
         let job = open_job(&store, 20000 + id, &JobVersion::default()).await;
         let mut writer = job.writer(TABLE).unwrap();
         write(&mut writer, 0, 10_000);
-        commits.push(job.persist(writer.seal().unwrap()));
+        commits.push(job.persist(1, writer.seal().unwrap()));
     }
     let persisted = futures::future::try_join_all(commits).await.unwrap();
     assert!(persisted.iter().all(|p| !p.slices[0].object.is_empty()));

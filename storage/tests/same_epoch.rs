@@ -161,6 +161,8 @@ struct World {
     writers: BTreeMap<u32, TableWriter>,
     /// As the log has it.
     committed: JobVersion,
+    /// Of the last commit that was sealed.
+    number: u64,
     epoch: u64,
     published: u64,
     horizon: u64,
@@ -193,6 +195,7 @@ impl World {
             job,
             writers: BTreeMap::new(),
             committed,
+            number: 0,
             epoch: 0,
             published: 0,
             horizon: 0,
@@ -349,7 +352,8 @@ impl World {
     /// Ends the epoch; it becomes durable in the background.
     fn seal(&mut self) {
         let runs: Vec<_> = self.writers.values_mut().flat_map(|w| w.seal().unwrap()).collect();
-        let persisting = tokio::spawn(self.job.persist(runs));
+        self.number += 1;
+        let persisting = tokio::spawn(self.job.persist(self.number, runs));
         self.sealed.push_back((persisting, std::mem::take(&mut self.open)));
     }
 
@@ -359,6 +363,7 @@ impl World {
         self.epoch += u64::from(advance || self.epoch == 0);
         let epoch = self.epoch;
         self.committed.epoch = epoch;
+        self.committed.commits += 1;
         let slices = persisted.slices.iter().map(|s| SliceRef { epoch, ..s.clone() });
         self.committed.tail.extend(slices);
         if let Some(mut edit) = persisted.edit.clone() {
@@ -388,7 +393,7 @@ impl World {
     fn fold(&mut self, edit: &VersionEdit) {
         self.committed.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
         self.committed.runs.extend(edit.add_runs.iter().cloned());
-        self.committed.tail.retain(|s| s.sequence > edit.flushed_sequence);
+        self.committed.tail.retain(|s| !edit.retires(s));
     }
 
     async fn flush(&mut self) {
@@ -396,7 +401,7 @@ impl World {
             return self.apply_flush();
         }
         let edit = self.job.flush().await.unwrap();
-        if edit.flushed_sequence > 0 {
+        if edit.flushed.is_some() {
             self.fold(&edit);
             self.flushed = Some(edit);
         }
@@ -460,6 +465,7 @@ impl World {
         while let Some(Logged { epoch, writes, .. }) = self.logged.pop_front() {
             self.note(epoch, writes);
         }
+        self.number = self.committed.commits;
         self.store.close_job(JOB);
         if whole {
             self.incarnation += 1;

@@ -14,7 +14,7 @@ use arrow::array::{BinaryArray, Int64Array, RecordBatch};
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
 use millrace_common::{Epoch, RelationId};
-use millrace_rpc::version::{JobVersion, SliceRef};
+use millrace_rpc::version::{Flushed, JobVersion, SliceRef};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{JobStore, ScanOptions, StateStore, StoreOptions, TableWriter, TailLimits};
 use object_store::memory::InMemory;
@@ -62,9 +62,9 @@ async fn commit(
     weight: i64,
 ) {
     write(writer, committed.epoch as i64, weight);
-    let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
     committed.epoch += 1;
     let epoch = committed.epoch;
+    let persisted = job.persist(epoch, writer.seal().unwrap()).await.unwrap();
     committed.tail.extend(persisted.slices.iter().map(|s| SliceRef { epoch, ..s.clone() }));
     job.publish(Epoch(epoch), persisted);
 }
@@ -75,7 +75,7 @@ fn take_edit(
     committed: &mut JobVersion,
     edit: &millrace_rpc::version::VersionEdit,
 ) {
-    committed.tail.retain(|s| s.sequence > edit.flushed_sequence);
+    committed.tail.retain(|s| !edit.retires(s));
     committed.runs.extend(edit.add_runs.iter().cloned());
     job.apply_edit(edit);
 }
@@ -131,6 +131,57 @@ async fn slices_that_have_cancelled_out_are_retired_without_a_run() {
     assert_eq!(job.flush().await.unwrap(), Default::default(), "there is nothing more to flush");
 }
 
+/// Earlier releases counted what a process persisted, also before commits were numbered: that comes before all that is
+/// numbered, in its own order, and is retired by a flush. All of it is of one epoch here, as in a backfill.
+#[tokio::test]
+async fn counters_of_earlier_releases_come_before_numbered_commits() {
+    let memory = Arc::new(InMemory::new());
+    let store = open(&memory, 1).await;
+    let mut old = JobVersion::default();
+    let job = open_job(&store, &old).await;
+    let mut writer = job.writer(TABLE).unwrap();
+    commit(&job, &mut writer, &mut old, 1).await;
+    let edit = job.flush().await.unwrap();
+    take_edit(&job, &mut old, &edit);
+    for _ in 0..2 {
+        commit(&job, &mut writer, &mut old, 1).await;
+    }
+    // Counted far beyond the commits.
+    old.runs[0].sequence = 5_000_000;
+    for (slice, counter) in old.tail.iter_mut().zip(5_000_001..) {
+        (slice.epoch, slice.sequence) = (1, counter);
+    }
+    (old.epoch, old.commits) = (1, 0);
+
+    let unchanged = open_job(&*open(&memory, 2).await, &old).await;
+    assert_eq!(content(&unchanged).await, [2]);
+    let edit = unchanged.flush().await.unwrap();
+    assert_eq!(edit.flushed, Some(Flushed { writer: 2, ..Flushed::default() }));
+    let mut flushed = old.clone();
+    take_edit(&unchanged, &mut flushed, &edit);
+    assert_eq!((flushed.tail.len(), unchanged.tail_size().slices), (0, 0));
+    let mut one_more = old;
+    for (incarnation, version) in [(3, &mut flushed), (4, &mut one_more)] {
+        let job = open_job(&*open(&memory, incarnation).await, version).await;
+        assert_eq!(content(&job).await, [2]);
+        let mut writer = job.writer(TABLE).unwrap();
+        write(&mut writer, 3, 1);
+        let persisted = job.persist(1, writer.seal().unwrap()).await.unwrap();
+        version.tail.extend(persisted.slices.iter().map(|s| SliceRef { epoch: 1, ..s.clone() }));
+        version.commits = 1;
+        job.publish(Epoch(1), persisted);
+        assert_eq!(content(&job).await, [3]);
+        let job = open_job(&*open(&memory, incarnation).await, version).await;
+        assert_eq!(content(&job).await, [3]);
+        let edit = job.flush().await.unwrap();
+        assert_eq!(edit.flushed.as_ref().map(|f| f.commit), Some(1));
+        take_edit(&job, version, &edit);
+        assert_eq!((version.tail.len(), job.tail_size().slices), (0, 0));
+        let job = open_job(&*open(&memory, incarnation).await, version).await;
+        assert_eq!(content(&job).await, [3]);
+    }
+}
+
 /// Their puts end in any order; what counts is the order of the commits.
 #[tokio::test(start_paused = true)]
 async fn commits_whose_slices_become_durable_in_another_order_are_read_in_theirs() {
@@ -151,7 +202,8 @@ async fn commits_whose_slices_become_durable_in_another_order_are_read_in_theirs
     let mut persisting = Vec::new();
     for n in 0..COMMITS {
         write(&mut writer, n as i64, 1);
-        let (persist, ended) = (job.persist(writer.seal().unwrap()), Arc::clone(&ended));
+        let persist = job.persist(n as u64 + 1, writer.seal().unwrap());
+        let ended = Arc::clone(&ended);
         persisting.push(tokio::spawn(async move {
             let persisted = persist.await.unwrap();
             ended.lock().push(n);

@@ -89,7 +89,7 @@ async fn puts_of_every_kind_outlive_every_fault_that_passes() {
         sim.set_faults(faults);
         for commit in 0..COMMITS {
             write(&mut writer, commit);
-            let persisted = job.persist(writer.seal().unwrap()).await.unwrap();
+            let persisted = job.persist(commit + 1, writer.seal().unwrap()).await.unwrap();
             assert!(persisted.slices.iter().all(|s| !s.object.is_empty()), "a put of the tail");
             job.publish(Epoch(commit + 1), persisted);
             let edit = job.flush().await.unwrap();

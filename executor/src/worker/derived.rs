@@ -255,8 +255,8 @@ impl Derived {
             (true, None) => ChangeOf::SnapshotEnd,
             _ => ChangeOf::Epoch,
         };
-        // Ordered by the call; awaited without holding up the next epoch.
-        let persist = self.store.persist(runs);
+        // Ordered by the number; awaited without holding up the next epoch.
+        let persist = self.store.persist(number, runs);
         drop(control);
         let stage = async {
             match &self.publisher {

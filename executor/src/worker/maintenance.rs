@@ -225,7 +225,7 @@ fn flush_tails(shared: &Arc<Shared>, tails: &BTreeMap<JobId, TailSize>) {
 async fn flush(job: &Job) -> Result<(), ExecError> {
     let Some(store) = &job.store else { return Ok(()) };
     let edit = store.flush().await?;
-    if edit.add_runs.is_empty() && edit.remove_runs.is_empty() && edit.flushed_sequence == 0 {
+    if edit.add_runs.is_empty() && edit.remove_runs.is_empty() && edit.flushed.is_none() {
         return Ok(());
     }
     crash::point("flush-before-commit");

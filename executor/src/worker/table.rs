@@ -48,9 +48,9 @@ impl Table {
         let persisted = match &sealed.load {
             Some(runs) => {
                 self.store.wait_for_compaction().await;
-                self.store.link(runs)
+                self.store.link(number, runs)?
             }
-            None => self.store.persist(sealed.runs).await?,
+            None => self.store.persist(number, sealed.runs).await?,
         };
         fail::fail_point!("executor.persisted");
         crash::point("executor-after-persist");

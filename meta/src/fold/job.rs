@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::log::{EditVersion, Published, RaiseGenerations, StartBackfill, Transaction};
-use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, PublishHandle, VersionEdit};
+use millrace_rpc::sequence::Sequence;
+use millrace_rpc::version::{
+    BackfillState, Flushed, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit,
+};
+use millrace_rpc::vnode_set;
 
 use super::detach::drop_runs;
 use super::{Applied, Verdict, applied};
@@ -66,7 +70,8 @@ fn check_commit(state: &MetaState, entry: &JobCommit) -> Result<Epoch, VoidReaso
         number => number == version.commits + 1,
     };
     if !follows {
-        return Err(VoidReason::OtherPredecessor);
+        let taken = (1..=version.commits).contains(&entry.number);
+        return Err(if taken { VoidReason::TakenBefore } else { VoidReason::OtherPredecessor });
     }
     let root = state.relations.get(&id).is_some_and(|r| !is_derived(r));
     if root && entry.epoch != 0 {
@@ -75,7 +80,27 @@ fn check_commit(state: &MetaState, entry: &JobCommit) -> Result<Epoch, VoidReaso
     let epoch = if root { head } else { Epoch(entry.epoch) };
     check_epoch(version, epoch, head, root)?;
     check_references(state, version, entry)?;
+    check_sequences(version, entry)?;
     Ok(epoch)
+}
+
+/// What a commit adds is of its number, and its slices are in order. Earlier releases wrote counters, which come before
+/// all numbers.
+fn check_sequences(version: &JobVersion, entry: &JobCommit) -> Result<(), VoidReason> {
+    let fits = |sequence: u64| match Sequence::stored(sequence).commit() {
+        0 => true,
+        commit => commit == entry.number,
+    };
+    let runs = entry.edit.iter().flat_map(|e| &e.add_runs).map(|r| r.sequence);
+    let slices = entry.slices.iter().map(|s| s.sequence);
+    let newest = version.tail.last().map(|s| s.sequence);
+    let numbered = newest.is_some_and(|s| Sequence::stored(s).commit() > 0);
+    let in_order = !numbered || newest.into_iter().chain(slices.clone()).is_sorted_by(|a, b| a < b);
+    let sets = entry.slices.iter().all(|s| vnode_set::is_valid(&s.vnodes));
+    match in_order && sets && runs.chain(slices).all(fits) {
+        true => Ok(()),
+        false => Err(VoidReason::Malformed),
+    }
 }
 
 /// Puts a checked commit into the state.
@@ -215,7 +240,24 @@ fn check_edit(
     if !edit.remove_runs.iter().all(known) || edit.add_runs.iter().any(|r| known(&r.run_id)) {
         return Err(VoidReason::UnknownRun);
     }
+    let flushed = edit.flushed.as_ref();
+    let mut sets = edit.add_runs.iter().map(|r| &r.vnodes).chain(flushed.map(|f| &f.vnodes));
+    let to_come = |f: &Flushed| f.commit > version.commits;
+    if !sets.all(|set| vnode_set::is_valid(set)) || flushed.is_some_and(to_come) {
+        return Err(VoidReason::Malformed);
+    }
     Ok(())
+}
+
+/// What an edit adds is as new as the newest of what it holds: flushed slices and replaced runs.
+fn check_order(version: &JobVersion, edit: &VersionEdit) -> Result<(), VoidReason> {
+    let replaced = version.runs.iter().filter(|r| edit.remove_runs.contains(&r.run_id));
+    let newest = replaced.map(|r| r.sequence).max().unwrap_or(0).max(edit.flushed_to());
+    let numbered = |r: &&RunMeta| Sequence::stored(r.sequence).commit() > 0;
+    match edit.add_runs.iter().filter(numbered).all(|r| r.sequence <= newest) {
+        true => Ok(()),
+        false => Err(VoidReason::Malformed),
+    }
 }
 
 /// Puts a valid commit into the version. Returns whether the version is one of full content: not in
@@ -330,9 +372,9 @@ fn absorb_edit(
         }
         !gone
     });
-    if edit.flushed_sequence > 0 {
+    if edit.flushed_to() > 0 {
         version.tail.retain(|slice| {
-            let gone = slice.sequence <= edit.flushed_sequence;
+            let gone = edit.retires(slice);
             if gone {
                 objects.remove(&slice.object, slice.length, head);
             }
@@ -349,6 +391,7 @@ pub fn edit_version(state: &mut MetaState, entry: &EditVersion) -> Verdict {
         return Err(VoidReason::OtherGeneration);
     }
     check_edit(state, &job.version, &entry.edit)?;
+    check_order(&job.version, &entry.edit)?;
     let Some(job) = state.jobs.get_mut(&id) else {
         return Err(VoidReason::UnknownRelation(entry.job));
     };

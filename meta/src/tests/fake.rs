@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::MoveParts;
+use millrace_rpc::sequence::Sequence;
 use millrace_rpc::services::{
     CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService,
     StartJob,
@@ -207,7 +208,8 @@ impl ComputeService for Fake {
             commit.row_count_delta = acks.len() as i64;
             if commit.changed && behaviour.commit_bytes > 0 {
                 let length = behaviour.commit_bytes;
-                commit.slices = vec![SliceRef { length, ..SliceRef::default() }];
+                let sequence = Sequence::new(cut.number, 0).unwrap().get();
+                commit.slices = vec![SliceRef { length, sequence, ..SliceRef::default() }];
             }
             job.sealed.push_back((acks, value));
             job.number += u64::from(!commit.is_empty());

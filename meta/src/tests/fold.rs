@@ -9,7 +9,8 @@ use millrace_rpc::log::{
     MoveParts, MovedPart, RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset,
     StartBackfill, decode_frame, encode_frame,
 };
-use millrace_rpc::version::{JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
+use millrace_rpc::sequence::Sequence;
+use millrace_rpc::version::{Flushed, JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
 use proptest::prelude::*;
 
 use super::{relation, table, view};
@@ -81,7 +82,7 @@ fn history() -> impl Strategy<Value = Vec<Vec<Op>>> {
     prop::collection::vec(prop::collection::vec(op(), 1..5), 1..40)
 }
 
-fn object(n: u8) -> String {
+pub fn object(n: u8) -> String {
     format!("data/1/{n}.seg")
 }
 
@@ -139,7 +140,7 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
     }
 }
 
-fn commit(
+pub fn commit(
     state: &MetaState,
     id: RelationId,
     off: u8,
@@ -171,7 +172,7 @@ fn commit(
         slices: vec![SliceRef {
             object: object(n),
             length: 10 + u64::from(n),
-            sequence: version.tail.last().map_or(1, |s| s.sequence + 1),
+            sequence: sequence(version.commits + 1),
             ..SliceRef::default()
         }],
         backfill: if finish { None } else { version.backfill.clone() },
@@ -189,6 +190,15 @@ fn commit(
     }
 }
 
+/// Of the only part of a commit.
+pub fn sequence(commit: u64) -> u64 {
+    Sequence::new(commit, 0).unwrap().get()
+}
+
+pub fn flushed(commit: u64) -> Flushed {
+    Flushed { writer: 7, commit, ..Flushed::default() }
+}
+
 /// A flush of the whole tail, or a compaction of all runs.
 fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
     let Some(job) = state.jobs.get(&id) else {
@@ -203,7 +213,8 @@ fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
     let edit = VersionEdit {
         add_runs: vec![add],
         remove_runs: job.version.runs.iter().map(|r| r.run_id).collect(),
-        flushed_sequence: job.version.tail.last().map_or(0, |s| s.sequence),
+        flushed: (n % 2 == 0).then(|| flushed(job.version.commits)),
+        ..VersionEdit::default()
     };
     EditVersion { job: id.0, generation: 0, edit, horizon: 0 }
 }
@@ -237,7 +248,7 @@ fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
     }
 }
 
-fn step(state: &mut MetaState, entries: Vec<Entry>) -> Vec<Verdict> {
+pub fn step(state: &mut MetaState, entries: Vec<Entry>) -> Vec<Verdict> {
     let record = record(state, entries);
     let bytes = encode_frame(&record, crc);
     apply(state, &record, crc(&bytes))
@@ -383,7 +394,7 @@ fn defined_until(state: &MetaState, id: RelationId, at: Epoch) -> Epoch {
 }
 
 /// Table, view over it; the view backfilled to the table's epoch.
-fn table_and_view() -> (MetaState, RelationId, RelationId) {
+pub fn table_and_view() -> (MetaState, RelationId, RelationId) {
     let mut state = MetaState::default();
     let (t, v) = (RelationId(FIRST_RELATION_ID), RelationId(FIRST_RELATION_ID + 1));
     let create = |r| Entry::CreateRelation(CreateRelation { relation: r, or_replace: false });
@@ -403,7 +414,7 @@ fn parts_that_move_keep_their_place_in_the_version() {
             object: object(1),
             offset: n * 100,
             length: 100,
-            sequence: n,
+            sequence: sequence(n),
             ..SliceRef::default()
         };
         let entry = JobCommit { slices: vec![slice], ..commit(&state, t, 0, true, 1, true) };
@@ -418,15 +429,18 @@ fn parts_that_move_keep_their_place_in_the_version() {
     };
     let moves =
         MoveParts { object: object(9), parts: vec![part(100, 0), part(200, 100), part(300, 200)] };
-    let flushed = VersionEdit { flushed_sequence: 1, ..VersionEdit::default() };
-    let flush = EditVersion { job: t.0, edit: flushed, ..EditVersion::default() };
+    let edit = VersionEdit { flushed: Some(flushed(1)), ..VersionEdit::default() };
+    let flush = EditVersion { job: t.0, edit, ..EditVersion::default() };
     assert!(step(&mut state, vec![Entry::EditVersion(flush)])[0].is_ok());
     let before = Arc::clone(&state.jobs[&t].version);
     assert!(step(&mut state, vec![Entry::MoveParts(moves.clone())])[0].is_ok());
     let tail = &state.jobs[&t].version.tail;
     let places: Vec<_> =
         tail.iter().map(|s| (s.sequence, s.object.as_str(), s.offset, s.length)).collect();
-    assert_eq!(places, [(2, "data/1/9.seg", 100, 100), (3, "data/1/9.seg", 200, 100)]);
+    assert_eq!(
+        places,
+        [(sequence(2), "data/1/9.seg", 100, 100), (sequence(3), "data/1/9.seg", 200, 100)]
+    );
     let epochs = |slices: &[SliceRef]| slices.iter().map(|s| s.epoch).collect::<Vec<_>>();
     assert_eq!(epochs(tail), epochs(&before.tail));
     assert_eq!(state.objects.live_bytes(&object(9)), 200);

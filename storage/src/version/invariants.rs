@@ -3,6 +3,7 @@
 
 use millrace_common::TableId;
 use millrace_common::collections::HashSet;
+use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{RunMeta, VersionEdit};
 
 use super::{TableVersion, Version};
@@ -33,12 +34,13 @@ impl Version {
 
     fn check_memory(&self, table: &TableVersion) -> Result<(), String> {
         for run in &table.mem {
-            let (first, last) = (run.min_sequence, run.max_sequence);
-            if first > last || last > self.sequence {
+            let stored = Sequence::stored;
+            let (first, last) = (stored(run.min_sequence), stored(run.max_sequence));
+            if first > last || last > stored(self.sequence) {
                 return Err(format!("a memory run of commits {first} to {last}"));
             }
-            if first <= self.flushed_sequence {
-                let flushed = self.flushed_sequence;
+            let flushed = stored(self.flushed_sequence);
+            if first <= flushed {
                 return Err(format!(
                     "commit {first} is in memory, and flushed as part of {flushed}"
                 ));
@@ -53,7 +55,10 @@ impl Version {
         }
         for (older, newer) in table.mem.iter().zip(table.mem.iter().skip(1)) {
             let (a, b) = (older.max_sequence, newer.min_sequence);
-            if a > b || older.group > newer.group || older.max_epoch > newer.max_epoch {
+            let (a, b) = (Sequence::stored(a), Sequence::stored(b));
+            // A commit has one epoch, and a part of it may have several runs.
+            let apart = a < b || a == b && older.max_epoch == newer.min_epoch;
+            if !apart || older.group > newer.group || older.max_epoch > newer.max_epoch {
                 let place = |r: &MemRun| format!("group {}, epoch {}", r.group, r.max_epoch);
                 return Err(format!(
                     "memory runs of commits {a} ({}) and {b} ({}) are in the wrong order",
@@ -74,7 +79,8 @@ impl Version {
             return Err(format!("run {id} ends before it begins"));
         }
         if run.sequence > self.sequence {
-            return Err(format!("run {id} holds commit {}, which is to come", run.sequence));
+            let to_come = Sequence::stored(run.sequence);
+            return Err(format!("run {id} holds commit {to_come}, which is to come"));
         }
         Ok(())
     }
@@ -165,8 +171,12 @@ mod tests {
     #[test]
     fn a_broken_version_is_noticed() {
         version().check_invariants().unwrap();
-        let breaks: [(&str, fn(&mut Version)); 9] = [
+        let breaks: [(&str, fn(&mut Version)); 10] = [
             ("wrong order", |v| v.table_mut(TABLE).unwrap().mem.reverse()),
+            ("wrong order", |v| {
+                let table = v.table_mut(TABLE).unwrap();
+                (table.mem[1].min_sequence, table.mem[1].max_sequence) = (3, 3);
+            }),
             ("to come", |v| {
                 v.apply(&VersionEdit { add_runs: vec![run(3, 9)], ..VersionEdit::default() })
             }),

@@ -155,7 +155,7 @@ impl MetaService for Meta {
         let version = &mut jobs.get_mut(&job).unwrap().start.version;
         version.runs.extend(edit.add_runs.clone());
         version.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
-        version.tail.retain(|s| s.sequence > edit.flushed_sequence);
+        version.tail.retain(|s| !edit.retires(s));
         Ok(true)
     }
 
