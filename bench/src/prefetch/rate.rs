@@ -46,6 +46,11 @@ impl Trial {
         self.cold_share.map_or_else(String::new, cold)
     }
 
+    /// Than one at a higher rate. What takes the processor may not be rows but epochs, of which a lower rate has as many.
+    fn is_better_than(self, last: Trial) -> bool {
+        self.cpu_share < last.cpu_share * MARGIN || self.gets > last.gets / MARGIN
+    }
+
     /// The next rate to try; `None`: this one will do.
     fn lower(self) -> Option<f64> {
         let by_cpu = MOST_CPU / self.cpu_share.max(1e-9);
@@ -66,6 +71,7 @@ pub async fn choose(comparison: &Comparison<'_>, maximum: f64) -> Result<f64, St
     let mut rate = (maximum * LOAD).max(1.0);
     // Of nothing but `ram` nothing is cold.
     let Some(mode) = mode else { return Ok(rate) };
+    let mut last: Option<Trial> = None;
     for _ in 0..MOST_TRIALS {
         let trial = of(comparison, mode, rate).await?;
         eprintln!(
@@ -75,7 +81,9 @@ pub async fn choose(comparison: &Comparison<'_>, maximum: f64) -> Result<f64, St
             trial.cpu_share * 100.0,
             trial.told()
         );
-        match trial.lower().filter(|_| rate > LEAST_RATE) {
+        let helps = last.is_none_or(|last| trial.is_better_than(last));
+        last = Some(trial);
+        match trial.lower().filter(|_| rate > LEAST_RATE && helps) {
             Some(lower) => rate = lower.max(LEAST_RATE),
             None => break,
         }
@@ -107,5 +115,17 @@ mod tests {
         assert_eq!(lower(0.1, 0.1, 1.0), Some(450.0), "keys are in memory");
         assert_eq!(lower(0.1, 1.0, 0.1), Some(450.0), "much of the state is read at once");
         assert_eq!(lower(0.25, 0.5, 0.5), None);
+    }
+    #[test]
+    fn a_lower_rate_that_changes_nothing_is_the_last() {
+        let trial = |cpu_share: f64, gets: f64| Trial {
+            rate: 100.0,
+            cpu_share,
+            cold_share: Some(1.0),
+            gets,
+        };
+        assert!(trial(0.6, 0.2).is_better_than(trial(0.8, 0.2)));
+        assert!(trial(0.8, 0.4).is_better_than(trial(0.8, 0.2)));
+        assert!(!trial(0.78, 0.21).is_better_than(trial(0.8, 0.2)));
     }
 }
