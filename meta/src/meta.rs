@@ -513,11 +513,15 @@ impl MetaService for Meta {
         record.offsets_at(epoch).iter().map(|o| (o.split, o.offset)).collect()
     }
 
-    fn source_ahead(&self, source: RelationId, split: u32, offset: u64) -> Option<u64> {
+    fn source_ahead(&self, source: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
+        let planned = self.shared.planned(source);
         let state = self.shared.state.read();
-        let fixed = state.sources.get(&source)?.next_end(split, offset);
-        drop(state);
-        fixed.or_else(|| self.shared.next_planned(source, split, offset))
+        let Some(record) = state.sources.get(&source) else { return vec![None; splits.len()] };
+        let next = |&(split, offset): &(u32, u64)| {
+            let planned = || planned.get(&split).copied().filter(|end| *end > offset);
+            record.next_end(split, offset).or_else(planned)
+        };
+        splits.iter().map(next).collect()
     }
 
     fn is_behind(&self, job: JobId) -> bool {

@@ -150,12 +150,11 @@ impl Shared {
         sources.get(&id).map(|s| s.status.lock().clone()).unwrap_or_default()
     }
 
-    /// Where a split's content will end, beyond this offset, when the record on its way has been logged.
-    pub fn next_planned(&self, id: RelationId, split: u32, offset: u64) -> Option<u64> {
+    /// Where the content of a source's splits will end when the record on its way has been logged.
+    pub fn planned(&self, id: RelationId) -> BTreeMap<u32, u64> {
         let sources = self.sources.read();
-        let status = sources.get(&id)?.status.lock();
-        let planned = status.planned.iter().find(|o| o.split == split)?.offset;
-        (planned > offset).then_some(planned)
+        let Some(source) = sources.get(&id) else { return BTreeMap::new() };
+        source.status.lock().planned.iter().map(|o| (o.split, o.offset)).collect()
     }
 
     /// Whether some source has fixed a full epoch ([`SourceStatus::is_full`]) that a job, which is at `own`, lacks.

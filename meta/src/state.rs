@@ -77,8 +77,12 @@ impl SourceRecord {
 
     /// The first offset of a split, beyond this one, at which an epoch ends.
     pub fn next_end(&self, split: u32, offset: u64) -> Option<u64> {
-        let end =
-            |offsets: &[SplitOffset]| offsets.iter().find(|o| o.split == split).map(|o| o.offset);
+        // They are in the order of the splits, but for records of old versions.
+        let find = |offsets: &[SplitOffset]| {
+            let found = offsets.binary_search_by_key(&split, |o| o.split).ok();
+            found.or_else(|| offsets.iter().position(|o| o.split == split))
+        };
+        let end = |offsets: &[SplitOffset]| find(offsets).map(|at| offsets[at].offset);
         let passed = |(_, offsets): &(Epoch, Vec<SplitOffset>)| end(offsets) <= Some(offset);
         end(&self.history.get(self.history.partition_point(passed))?.1)
     }

@@ -193,12 +193,12 @@ pub trait MetaService: Send + Sync {
     /// The newest fixed at or before `epoch`.
     fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)>;
 
-    /// Where content of a split that begins at `offset` ends next: by a record of the log, or by one that is on its way
-    /// there. `None`: nothing is known beyond. For reading ahead only: what is on its way may end up elsewhere, or not
-    /// at all.
-    fn source_ahead(&self, source: RelationId, split: u32, offset: u64) -> Option<u64> {
-        let _ = (source, split, offset);
-        None
+    /// Where content of each of these splits that begins at its offset ends next: by a record of the log, or by one that
+    /// is on its way there. `None`: nothing is known beyond. For reading ahead only: what is on its way may end up
+    /// elsewhere, or not at all.
+    fn source_ahead(&self, source: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
+        let _ = source;
+        vec![None; splits.len()]
     }
 
     /// Whether inputs of a job have changes that it has not committed.

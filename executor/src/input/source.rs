@@ -5,7 +5,7 @@
 //! the splits that are its own by number. Readers stay open from epoch to epoch, and read on in between
 //! ([`crate::lookahead::read_ahead`]); what depends on the epoch is applied when it takes the rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arrow::compute::filter_record_batch;
@@ -156,11 +156,9 @@ impl SourceReader {
 
     fn fixed(&self, epoch: Epoch) -> impl Fn(u32) -> u64 + use<> {
         let offsets = self.from.meta.source_offsets(self.from.relation, epoch);
+        let offsets: BTreeMap<u32, u64> = offsets.into_iter().collect();
         let parts = self.parts.clone();
-        move |split| {
-            let fixed = offsets.iter().find(|(s, _)| *s == split);
-            fixed.map_or_else(|| parts.start(split), |(_, o)| *o)
-        }
+        move |split| offsets.get(&split).copied().unwrap_or_else(|| parts.start(split))
     }
 
     /// Takes up the splits that have content at an epoch and fall to this task.
@@ -170,9 +168,10 @@ impl SourceReader {
             self.splits.iter_mut().filter_map(|s| s.reader.as_mut()).for_each(|r| r.extend(&parts));
             self.parts = parts;
         }
+        let known: BTreeSet<u32> = self.splits.iter().map(|s| s.number).collect();
         for (number, _) in self.from.meta.source_offsets(self.from.relation, epoch) {
             let own = number as usize % self.parallelism == self.task;
-            if own && !self.splits.iter().any(|s| s.number == number) {
+            if own && !known.contains(&number) {
                 let start = self.parts.start(number);
                 let backfill = self.backfill.as_ref();
                 let input = self.from.input;

@@ -367,17 +367,12 @@ impl ReadingAhead {
     /// Of every split that may be read, the next read.
     fn next_reads(&self) -> Vec<BoxFuture<'static, Read>> {
         let mut state = self.shared.state.lock();
+        let may_read = |at: &usize| state.may_read(*at, &self.from.governor);
+        let readable: Vec<usize> = (0..state.splits.len()).filter(may_read).collect();
+        let ends = self.ends(readable.iter().map(|&at| &state.splits[at]));
         let mut reads = Vec::new();
-        for at in 0..state.splits.len() {
-            if !state.may_read(at, &self.from.governor) {
-                continue;
-            }
+        for (at, bound) in readable.into_iter().zip(ends) {
             let lent = &mut state.splits[at];
-            let bound = match lent.until {
-                Some(until) => Some(until).filter(|until| *until > lent.offset),
-                None if lent.is_at_end => None,
-                None => self.from.meta.source_ahead(self.from.relation, lent.split, lent.offset),
-            };
             lent.is_at_end = bound.is_none();
             if let (Some(until), Some(reader)) = (bound, lent.reader.take()) {
                 lent.is_reading = true;
@@ -385,6 +380,24 @@ impl ReadingAhead {
             }
         }
         reads
+    }
+
+    /// How far each of these splits may be read now; meta is asked once.
+    fn ends<'a>(&self, splits: impl Iterator<Item = &'a Lent>) -> Vec<Option<u64>> {
+        let mut asked = Vec::new();
+        let mut ends = Vec::new();
+        for lent in splits {
+            if lent.until.is_none() && !lent.is_at_end {
+                asked.push((ends.len(), (lent.split, lent.offset)));
+            }
+            ends.push(lent.until.filter(|until| *until > lent.offset));
+        }
+        let (places, splits): (Vec<usize>, Vec<(u32, u64)>) = asked.into_iter().unzip();
+        if !splits.is_empty() {
+            let found = self.from.meta.source_ahead(self.from.relation, &splits);
+            places.into_iter().zip(found).for_each(|(at, end)| ends[at] = end);
+        }
+        ends
     }
 
     fn read(

@@ -169,10 +169,13 @@ impl MetaService for Meta {
         last.map(|(_, o)| o.clone()).unwrap_or_default()
     }
 
-    fn source_ahead(&self, _: RelationId, split: u32, offset: u64) -> Option<u64> {
+    fn source_ahead(&self, _: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
         let planned = self.0.offsets.lock();
-        let ends = planned.iter().flat_map(|(_, ends)| ends).filter(|(s, _)| *s == split);
-        ends.map(|(_, end)| *end).find(|end| *end > offset)
+        let next = |&(split, offset): &(u32, u64)| {
+            let ends = planned.iter().flat_map(|(_, ends)| ends).filter(|(s, _)| *s == split);
+            ends.map(|(_, end)| *end).find(|end| *end > offset)
+        };
+        splits.iter().map(next).collect()
     }
 
     fn is_behind(&self, job: JobId) -> bool {

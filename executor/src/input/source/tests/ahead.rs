@@ -154,11 +154,14 @@ impl MetaService for Log {
         (0..SPLITS).zip(self.0.story.epochs[epoch.0 as usize]).collect()
     }
 
-    fn source_ahead(&self, _: RelationId, split: u32, offset: u64) -> Option<u64> {
+    fn source_ahead(&self, _: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
         let (story, fixed) = (&self.0.story, *self.0.fixed.lock());
-        let end = |epoch: usize| Some(story.epochs.get(epoch)?[split as usize]);
-        let planned = end(fixed + 1).map(|end| end + story.beyond[fixed + 1]);
-        (0..=fixed).filter_map(end).chain(planned).find(|end| *end > offset)
+        let next = |&(split, offset): &(u32, u64)| {
+            let end = |epoch: usize| Some(story.epochs.get(epoch)?[split as usize]);
+            let planned = end(fixed + 1).map(|end| end + story.beyond[fixed + 1]);
+            (0..=fixed).filter_map(end).chain(planned).find(|end| *end > offset)
+        };
+        splits.iter().map(next).collect()
     }
 
     fn source_marks(&self, _: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
