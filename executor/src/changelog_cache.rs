@@ -1,7 +1,8 @@
 //! Recent deltas of the relations made on this worker: a bounded ring a relation (docs/design.md §4).
 //!
-//! Only a cache, with one budget for all rings: beyond it the largest drops its oldest change. Where no job
-//! subscribes, next to nothing is kept. The ring of a relation holds every change after `covered_from`, and answers for a
+//! Only a cache, with one budget for all rings: beyond it the largest drops its oldest change. Of what no job will
+//! read any more, because none subscribes or all have read it, next to nothing is kept, and nothing while memory is
+//! tight. The ring of a relation holds every change after `covered_from`, and answers for a
 //! span of epochs exactly or not at all; what it has dropped is read from the relation's state table.
 //! Chunks carry their rows' vnodes, computed once by the writer, so that readers only compare.
 
@@ -108,8 +109,9 @@ struct Rings {
     of: HashMap<RelationId, Ring>,
     /// Those that hold something, by size.
     by_size: BTreeSet<(usize, RelationId)>,
-    /// Subscriptions of each relation that has any.
-    readers: HashMap<RelationId, usize>,
+    /// Subscriptions of each relation that has any: through which epoch each has read, and its number.
+    readers: HashMap<RelationId, BTreeSet<(Epoch, u64)>>,
+    next_reader: u64,
     /// Of all rings.
     account: Reservation,
 }
@@ -130,6 +132,19 @@ impl Rings {
         }
     }
 
+    /// Drops the oldest changes that no reader will ask for, while the ring holds more than so many bytes.
+    fn trim(&mut self, relation: RelationId, most: usize) {
+        let read =
+            self.readers.get(&relation).and_then(BTreeSet::first).map_or(Epoch::MAX, |r| r.0);
+        self.change(relation, |ring| {
+            while ring.bytes > most
+                && ring.deltas.front().is_some_and(|oldest| oldest.epoch <= read)
+            {
+                ring.drop_oldest();
+            }
+        });
+    }
+
     fn remove(&mut self, relation: RelationId) {
         self.change(relation, |ring| ring.clear(ring.covered_from));
         self.of.remove(&relation);
@@ -145,8 +160,10 @@ pub struct ChangelogCache {
     uncommitted: Arc<Uncommitted>,
 }
 
-/// A ring that no job subscribes to holds so much of the budget: statements compare with the latest changes.
+/// Of what no job will read a ring holds so much of the budget: statements compare with the latest changes.
 const UNREAD_PART: usize = 32;
+/// A ring of fewer bytes stays even while memory is tight.
+const WORTH_SHEDDING: usize = 64 << 10;
 /// All rings together hold so many times what one may.
 const ALL_RINGS: usize = 2;
 
@@ -155,24 +172,37 @@ const ALL_RINGS: usize = 2;
 pub struct RingReader {
     changelogs: Arc<ChangelogCache>,
     relation: RelationId,
+    number: u64,
+    /// It has read all changes up to here.
+    read: Epoch,
+}
+
+impl RingReader {
+    /// It has read all changes through this epoch, and asks for none of them again.
+    pub fn passed(&mut self, epoch: Epoch) {
+        if epoch <= self.read {
+            return;
+        }
+        let mut rings = self.changelogs.rings.lock();
+        if let Some(readers) = rings.readers.get_mut(&self.relation) {
+            readers.remove(&(self.read, self.number));
+            readers.insert((epoch, self.number));
+        }
+        self.read = epoch;
+        rings.trim(self.relation, self.changelogs.budget / UNREAD_PART);
+    }
 }
 
 impl Drop for RingReader {
     fn drop(&mut self) {
         let mut rings = self.changelogs.rings.lock();
-        let is_last = rings.readers.get_mut(&self.relation).is_none_or(|readers| {
-            *readers -= 1;
-            *readers == 0
-        });
-        if is_last {
-            rings.readers.remove(&self.relation);
-            let most = self.changelogs.budget / UNREAD_PART;
-            rings.change(self.relation, |ring| {
-                while ring.bytes > most {
-                    ring.drop_oldest();
-                }
-            });
+        if let Some(readers) = rings.readers.get_mut(&self.relation) {
+            readers.remove(&(self.read, self.number));
+            if readers.is_empty() {
+                rings.readers.remove(&self.relation);
+            }
         }
+        rings.trim(self.relation, self.changelogs.budget / UNREAD_PART);
     }
 }
 
@@ -183,6 +213,7 @@ impl ChangelogCache {
             of: HashMap::default(),
             by_size: BTreeSet::new(),
             readers: HashMap::default(),
+            next_reader: 0,
             account: governor.account(MemoryClass::Changelog),
         };
         ChangelogCache { rings: Mutex::new(rings), budget, governor, uncommitted: Arc::default() }
@@ -207,8 +238,24 @@ impl ChangelogCache {
 
     /// A job reads the relation's changes from now on.
     pub fn subscribe(self: &Arc<Self>, relation: RelationId) -> RingReader {
-        *self.rings.lock().readers.entry(relation).or_default() += 1;
-        RingReader { changelogs: Arc::clone(self), relation }
+        let mut rings = self.rings.lock();
+        let number = rings.next_reader;
+        rings.next_reader += 1;
+        rings.readers.entry(relation).or_default().insert((Epoch::ZERO, number));
+        drop(rings);
+        RingReader { changelogs: Arc::clone(self), relation, number, read: Epoch::ZERO }
+    }
+
+    /// While memory is tight, gives back what all readers have read. Called several times a second.
+    pub fn shed(&self) {
+        if !self.governor.is_tight() {
+            return;
+        }
+        let mut rings = self.rings.lock();
+        let worth = |held: &&(usize, RelationId)| held.0 > WORTH_SHEDDING;
+        let large: Vec<RelationId> =
+            rings.by_size.iter().rev().take_while(worth).map(|held| held.1).collect();
+        large.into_iter().for_each(|relation| rings.trim(relation, 0));
     }
 
     /// Bytes of one change that would be kept now.
@@ -335,6 +382,56 @@ mod tests {
         drop(readers);
         let held = changelogs.governor.used_by(MemoryClass::Changelog);
         assert!(held <= 3 * 10_000 / UNREAD_PART, "{held} bytes are held for nobody");
+    }
+
+    /// What all have read is for nobody, whether or not there is more to come for them.
+    #[test]
+    fn what_all_readers_have_read_is_given_back() {
+        let governor = MemoryGovernor::new(1 << 20);
+        let changelogs = Arc::new(ChangelogCache::new(1 << 20, Arc::clone(&governor)));
+        changelogs.open(R, Epoch(1));
+        let mut readers = [changelogs.subscribe(R), changelogs.subscribe(R)];
+        let large = || Some(vec![chunk(10_000, |_| 0)]);
+        let has = |from| changelogs.get(R, Epoch(from), Epoch(9)).is_some();
+        changelogs.put(R, Epoch(2), large());
+        changelogs.put(R, Epoch(4), large());
+        readers[0].passed(Epoch(4));
+        assert!(has(1), "the other has read nothing");
+        readers[1].passed(Epoch(3));
+        assert!(!has(1) && has(2), "one change is read by both");
+        readers[1].passed(Epoch(4));
+        assert!(!has(2) && has(4));
+        assert_eq!(governor.used_by(MemoryClass::Changelog), 0);
+        // A little stays, unless memory is tight.
+        let small = 1 << 20 >> 5;
+        changelogs.put(R, Epoch(6), Some(vec![chunk(2_000, |_| 0)]));
+        assert!(governor.used_by(MemoryClass::Changelog) < small);
+        readers.iter_mut().for_each(|r| r.passed(Epoch(6)));
+        changelogs.shed();
+        assert!(has(4));
+    }
+
+    #[test]
+    fn while_memory_is_tight_only_what_somebody_will_read_is_kept() {
+        let governor = MemoryGovernor::new(1 << 20);
+        let changelogs = Arc::new(ChangelogCache::new(16 << 20, Arc::clone(&governor)));
+        let relations = [RelationId(1), RelationId(2)];
+        relations.iter().for_each(|&r| changelogs.open(r, Epoch(1)));
+        let mut readers = relations.map(|r| changelogs.subscribe(r));
+        for relation in relations {
+            changelogs.put(relation, Epoch(2), Some(vec![chunk(10_000, |_| 0)]));
+        }
+        readers[0].passed(Epoch(2));
+        let has = |r: RelationId| changelogs.get(r, Epoch(1), Epoch(2)).is_some();
+        changelogs.shed();
+        assert!(relations.iter().all(|&r| has(r)), "there is room");
+        let mut others = governor.account(MemoryClass::Statement);
+        others.set(1 << 20);
+        changelogs.shed();
+        assert!(!has(relations[0]) && has(relations[1]));
+        drop(readers);
+        changelogs.shed();
+        assert_eq!(governor.used_by(MemoryClass::Changelog), 0);
     }
 
     #[test]

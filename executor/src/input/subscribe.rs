@@ -79,8 +79,8 @@ pub struct SubscribeReader {
     scanning: bool,
     /// A planted bug: what is announced of the relation, to be emitted as if it were committed.
     announced: Option<Following>,
-    /// Has recent changes kept.
-    _ring: RingReader,
+    /// Has recent changes kept until they are read.
+    ring: RingReader,
 }
 
 enum State {
@@ -176,7 +176,7 @@ impl SubscribeReader {
             epoch: Epoch::ZERO,
             scanning: false,
             announced,
-            _ring: ring,
+            ring,
         }
     }
 
@@ -241,6 +241,7 @@ impl SubscribeReader {
     /// All changes of the epoch are read. Where the job is behind, tells of those after it.
     fn end_epoch(&mut self) -> Result<(), ExecError> {
         self.state = State::Idle;
+        self.ring.passed(self.epoch);
         let Some(ahead) = self.from.ahead.as_ref().filter(|ahead| ahead.is_followed()) else {
             return Ok(());
         };
@@ -329,6 +330,7 @@ impl Reader for SubscribeReader {
             State::Scan { epoch: barrier.epoch, left: self.from.scan_rows, since: None }
         } else {
             self.scan.stream = None;
+            self.ring.passed(barrier.prev);
             State::Start { prev: barrier.prev, epoch: barrier.epoch, since: None }
         };
         Ok(())
