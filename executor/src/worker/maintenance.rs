@@ -1,6 +1,7 @@
 //! Background work of a worker: flushes memory runs to the store, closes the state of jobs that are
 //! gone, and keeps the governor's account of memtables.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +23,8 @@ const PERIOD: Duration = Duration::from_millis(100);
 const CLOSE_AFTER: Duration = Duration::from_secs(60);
 /// Memory runs of all jobs may take this part of the memory limit.
 const MEMORY_RUNS_PART: usize = 8;
-/// Jobs with so much in memory are flushed before their time, under memory pressure with a sixteenth of it.
+/// Jobs with so much in memory are flushed before their time; under memory pressure, or where jobs are many, with less,
+/// down to a sixteenth of it.
 const WORTH_FLUSHING: usize = 4 << 20;
 /// After a flush that failed.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
@@ -109,6 +111,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
     accounts.update(shared);
     observe_memory(shared);
     shared.governor.rebalance();
+    shared.changelogs.shed();
     close_stopped(shared);
     for job in touched.iter().filter_map(|(id, _)| shared.job(*id)) {
         if needs_flush(&job) {
@@ -133,24 +136,35 @@ fn flush_largest(shared: &Arc<Shared>, accounts: &Accounts) {
     if accounts.in_memory <= most {
         return;
     }
-    let worth = if is_tight { WORTH_FLUSHING / 16 } else { WORTH_FLUSHING };
     // Jobs that have stopped keep their state for a while. What is open cannot be flushed.
-    let committed = |(id, _): (&JobId, &usize)| {
+    let committed = |id: &JobId| {
         let job = shared.job(*id)?;
         let bytes = job.store.as_ref()?.committed_bytes();
         (bytes > 0).then_some((bytes, job))
     };
-    let large = accounts.sizes.iter().filter(|(_, bytes)| **bytes > worth);
-    let mut jobs: Vec<(usize, Arc<Job>)> = large.filter_map(committed).collect();
-    jobs.sort_by_key(|(bytes, job)| (std::cmp::Reverse(*bytes), job.id));
-    let mut left: usize = jobs.iter().map(|(bytes, _)| bytes).sum();
-    for (bytes, job) in jobs {
-        if left <= most || bytes <= worth {
-            return;
-        }
-        left -= bytes;
-        start_flush(shared, job);
+    let (sizes, jobs): (Vec<usize>, Vec<Arc<Job>>) =
+        accounts.sizes.keys().filter_map(committed).unzip();
+    for at in largest_runs(&sizes, most, is_tight) {
+        start_flush(shared, Arc::clone(&jobs[at]));
     }
+}
+
+/// Which of jobs with so much in memory runs to flush so that all the others together have at most `most` bytes: the
+/// largest. A run of a few bytes is not worth its request, but where jobs are many and all of them small, none has more
+/// than its part of the budget in the end.
+fn largest_runs(sizes: &[usize], most: usize, is_tight: bool) -> Vec<usize> {
+    let least = WORTH_FLUSHING / 16;
+    let part = most / sizes.len().max(1);
+    let worth = if is_tight { least } else { part.clamp(least, WORTH_FLUSHING) };
+    let mut order: Vec<usize> = (0..sizes.len()).filter(|&at| sizes[at] > worth).collect();
+    order.sort_by_key(|&at| (Reverse(sizes[at]), at));
+    let mut left: usize = sizes.iter().sum();
+    let is_needed = |at: &usize| {
+        let is = left > most;
+        left -= sizes[*at];
+        is
+    };
+    order.into_iter().take_while(is_needed).collect()
 }
 
 fn observe_memory(shared: &Shared) {
@@ -250,5 +264,31 @@ fn close_stopped(shared: &Shared) {
             shared.store.close_job(id);
             shared.changelogs.close(id);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: usize = 1 << 20;
+
+    #[test]
+    fn the_largest_are_flushed_until_the_rest_is_within_the_budget() {
+        assert!(largest_runs(&[10 * MB, 20 * MB], 30 * MB, false).is_empty());
+        assert_eq!(largest_runs(&[10 * MB, 20 * MB, 5 * MB], 30 * MB, false), [1]);
+        assert_eq!(largest_runs(&[10 * MB, 20 * MB, 5 * MB], 8 * MB, false), [1, 0]);
+        assert!(largest_runs(&[MB / 8; 20], MB, false).is_empty(), "not worth their requests");
+        assert!(largest_runs(&[2 * MB, 3 * MB], 4 * MB, false) == [1], "each has less than 4 MB");
+    }
+
+    /// Many jobs of which each has little are too much together.
+    #[test]
+    fn many_small_jobs_stay_within_the_budget_of_all() {
+        let sizes: Vec<usize> = (0..300).map(|job| (job % 10) * (MB / 4)).collect();
+        let flushed = largest_runs(&sizes, 100 * MB, false);
+        let gone: usize = flushed.iter().map(|&at| sizes[at]).sum();
+        assert!(sizes.iter().sum::<usize>() - gone <= 100 * MB);
+        assert!(flushed.iter().all(|&at| sizes[at] >= MB), "the largest");
     }
 }
