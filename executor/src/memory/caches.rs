@@ -1,5 +1,6 @@
 //! State caches as the governor sees them: what each holds, and what it may keep.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -9,7 +10,7 @@ use super::{MemoryClass, MemoryGovernor, Reservation};
 
 /// What a cache may hold until it is told to keep less.
 const FLOOR: usize = 256 << 10;
-/// What a cache may keep though all hold too much, idle or used.
+/// What a cache may keep though all hold too much: an idle one that has no more is left alone.
 const IDLE_FLOOR: usize = 16 << 10;
 const USED_FLOOR: usize = 64 << 10;
 /// A cache that has not asked for its share for so many rounds is idle: some two seconds.
@@ -80,7 +81,12 @@ impl Cache {
     pub fn share(&self, wanted: usize, used: bool) -> usize {
         let governor = &self.account.governor;
         if used {
-            self.state.asked.store(governor.round.load(Ordering::Relaxed), Ordering::Relaxed);
+            let round = governor.round.load(Ordering::Relaxed);
+            if self.state.is_idle(round) {
+                // What it was told was for as long as nobody used it.
+                self.state.target.store(UNBOUNDED, Ordering::Relaxed);
+            }
+            self.state.asked.store(round, Ordering::Relaxed);
         }
         let (room, all) = (governor.cache_room(), governor.used_by(MemoryClass::Cache));
         let held = self.account.bytes();
@@ -93,18 +99,31 @@ impl Cache {
     }
 }
 
-/// What caches that hold so much, idle or not, may keep of `room`.
+/// What caches that hold so much, idle or not, may keep of `room`. Idle ones keep all or nothing, the largest nothing first:
+/// a cache that is empty gives back what it takes beside its entries, too.
 pub(super) fn targets(held: &[(usize, bool)], room: usize) -> Vec<usize> {
     let all: usize = held.iter().map(|(bytes, _)| bytes).sum();
     if all <= room {
         return vec![UNBOUNDED; held.len()];
     }
-    let of = |idle: bool| held.iter().filter(move |h| h.1 == idle).map(|h| h.0);
-    let used: usize = of(false).sum();
-    let idle_level = level(of(true).collect(), room.saturating_sub(used)).max(IDLE_FLOOR);
-    let kept: usize = of(true).map(|bytes| bytes.min(idle_level)).sum();
-    let used_level = level(of(false).collect(), room.saturating_sub(kept)).max(USED_FLOOR);
-    held.iter().map(|(_, idle)| if *idle { idle_level } else { used_level }).collect()
+    let used: Vec<usize> = held.iter().filter(|h| !h.1).map(|h| h.0).collect();
+    let mut idle: Vec<usize> = (0..held.len()).filter(|&at| held[at].1).collect();
+    idle.sort_by_key(|&at| Reverse(held[at].0));
+    let mut kept: usize = idle.iter().map(|&at| held[at].0).sum();
+    let idle_room = room.saturating_sub(used.iter().sum());
+    let mut targets = vec![UNBOUNDED; held.len()];
+    for at in idle {
+        if kept <= idle_room || held[at].0 <= IDLE_FLOOR {
+            break;
+        }
+        targets[at] = 0;
+        kept -= held[at].0;
+    }
+    let used_level = level(used, room.saturating_sub(kept)).max(USED_FLOOR);
+    for (target, _) in targets.iter_mut().zip(held).filter(|(_, h)| !h.1) {
+        *target = used_level;
+    }
+    targets
 }
 
 /// The most that each may keep so that all keep no more than `room`: the largest shrink to one size.
@@ -131,10 +150,32 @@ mod tests {
     fn idle_caches_shrink_first_and_of_the_others_the_largest() {
         let held = [(10 * MB, false), (40 * MB, false), (30 * MB, true)];
         assert_eq!(targets(&held, 80 * MB), [UNBOUNDED; 3]);
-        assert_eq!(targets(&held, 60 * MB), [UNBOUNDED, UNBOUNDED, 10 * MB]);
+        assert_eq!(targets(&held, 60 * MB), [UNBOUNDED, UNBOUNDED, 0]);
         let tight = targets(&held, 30 * MB);
-        assert_eq!(tight[2], IDLE_FLOOR);
-        assert_eq!((tight[0], tight[1]), (20 * MB - IDLE_FLOOR, 20 * MB - IDLE_FLOOR));
+        assert_eq!(tight, [20 * MB, 20 * MB, 0]);
+    }
+
+    /// The largest idle caches give back all that they hold, and only as many as must.
+    #[test]
+    fn idle_caches_keep_all_or_nothing() {
+        let held = [(10 * MB, true), (30 * MB, true), (20 * MB, true), (IDLE_FLOOR, true)];
+        assert_eq!(targets(&held, 31 * MB), [UNBOUNDED, 0, UNBOUNDED, UNBOUNDED]);
+        assert_eq!(targets(&held, 11 * MB), [UNBOUNDED, 0, 0, UNBOUNDED]);
+        assert_eq!(targets(&held, 0), [0, 0, 0, UNBOUNDED]);
+    }
+
+    /// A cache that was told to let go of all is not held to that once rows use it again.
+    #[test]
+    fn an_idle_cache_that_is_used_again_may_fill() {
+        let governor = MemoryGovernor::new(100 * MB);
+        let mut idle = governor.cache(&Arc::new(Notify::new()));
+        idle.set(80 * MB);
+        let mut others = governor.account(MemoryClass::Memtable);
+        others.set(80 * MB);
+        (0..IDLE_ROUNDS + 2).for_each(|_| governor.rebalance());
+        assert_eq!(idle.share(64 * MB, false), 0);
+        idle.set(0);
+        assert!(idle.share(64 * MB, true) >= FLOOR);
     }
 
     /// However many there are, those in use may take what the idle ones have given back.
@@ -155,7 +196,8 @@ mod tests {
         used.share(64 * MB, true);
         governor.rebalance();
         assert!(is_woken());
-        assert!(idle.iter().all(|cache| cache.share(64 * MB, false) < 310 << 10));
+        let emptied = idle.iter().filter(|cache| cache.share(64 * MB, false) == 0);
+        assert_eq!(emptied.count(), 70);
         idle.iter_mut().for_each(|cache| cache.set(IDLE_FLOOR));
         governor.rebalance();
         assert!(used.share(64 * MB, true) > 60 * MB);

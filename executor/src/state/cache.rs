@@ -508,6 +508,20 @@ impl KeyTable {
         self.stamps[s] > place
     }
 
+    /// Gives back the memory of the places of entries, if all have left: what slots named before means nothing then.
+    /// Whether there was any.
+    pub fn give_back(&mut self) -> bool {
+        if !self.table.is_empty() || !self.dirty.is_empty() || self.keys.is_empty() {
+            return false;
+        }
+        *self = KeyTable {
+            hand: self.hand,
+            presence: self.presence.take(),
+            ..KeyTable::new(self.policy, self.complete)
+        };
+        true
+    }
+
     /// Drops an entry whose content the operator has freed.
     pub fn remove(&mut self, slot: Slot) {
         let s = slot as usize;

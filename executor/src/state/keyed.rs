@@ -117,6 +117,9 @@ pub trait Entries {
         keys.bytes()
     }
 
+    /// All entries have left: gives back their places, too.
+    fn give_back(&mut self) {}
+
     /// Entries have left: gives back what they shared with others.
     fn compact(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
         let _ = keys;
@@ -531,11 +534,20 @@ impl<E: Entries> KeyedState<E> {
         self.limits.is_over(held, budget)
     }
 
-    /// Whether entries must leave that no rows have used.
-    pub fn is_over_idle(&mut self) -> bool {
+    /// Lets go of what an unused cache may not keep; of places, too, if that is all. Not while slots are referred to.
+    pub fn shed(&mut self) -> Result<(), ExecError> {
         let held = self.held();
         let budget = self.limits.cache_budget(&self.env, held, false);
-        self.limits.is_over(held, budget)
+        if self.limits.is_over(held, budget) {
+            self.evict()?;
+        }
+        let is_free = self.is_settled() && !self.is_prefetching() && self.due.is_empty();
+        if is_free && self.keys.give_back() {
+            (self.outstanding, self.scratch) = Default::default();
+            self.entries.give_back();
+            self.limits.evicted(self.held(), usize::MAX);
+        }
+        Ok(())
     }
 
     /// Entries that are not pinned leave, oldest first, until what is held is within the budget.

@@ -129,6 +129,11 @@ impl Entries for Groups {
         self.accumulators.iter_mut().for_each(|a| a.ensure(capacity));
     }
 
+    fn give_back(&mut self) {
+        (self.rows, self.emitted, self.written) = Default::default();
+        self.accumulators.iter_mut().for_each(|a| a.ensure(0));
+    }
+
     fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
         self.table.multi_get(keys)
     }

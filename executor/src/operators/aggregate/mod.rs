@@ -378,9 +378,7 @@ impl Operator for Aggregate {
     }
 
     fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
-        if self.state.is_over_idle() {
-            self.state.evict()?;
-        }
+        self.state.shed()?;
         self.state.entries.values.shed()
     }
 

@@ -36,6 +36,10 @@ impl Entries for ValueCounts {
         self.groups.resize(capacity, 0);
     }
 
+    fn give_back(&mut self) {
+        (self.counts, self.deltas, self.groups) = Default::default();
+    }
+
     fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
         self.table.multi_get(keys)
     }

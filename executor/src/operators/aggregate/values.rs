@@ -332,10 +332,7 @@ impl ValueTable {
 
     /// The same where no rows have used them.
     pub fn shed(&mut self) -> Result<(), ExecError> {
-        if self.counts_distinct() && self.state.is_over_idle() {
-            self.state.evict()?;
-        }
-        Ok(())
+        if self.counts_distinct() { self.state.shed() } else { Ok(()) }
     }
 
     /// Begins to apply the epoch's changes: writes them, and asks for what is not known yet. A read sees what was

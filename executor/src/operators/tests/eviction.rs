@@ -1,4 +1,4 @@
-//! Which state an operator lets go of: event time reaches its cache.
+//! Which state an operator lets go of: event time reaches its cache, and one that is idle can give back all that it holds.
 
 use std::sync::Arc;
 
@@ -7,13 +7,16 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use millrace_common::DeltaChunk;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::state::accumulator_schema;
-use millrace_graph::{AggCall, Aggregate, Node, Operator as Op};
+use millrace_graph::{AggCall, Aggregate, JoinKind, Node, Operator as Op};
 use millrace_rpc::catalog::RowStorage;
 
 use super::fake::FakeTable;
+use super::history;
+use super::model::{PLANTED, join};
 use super::stateful::Subject;
 use crate::operator::{Operator, Output};
 use crate::options::{Eviction, ExecOptions};
+use crate::state::NOTHING_CACHED;
 
 const HOUR_US: i64 = 3_600_000_000;
 
@@ -94,4 +97,44 @@ fn the_policy_and_event_time_choose_the_group_that_goes() {
         }
         assert_eq!(missing, [victim], "{eviction:?}");
     }
+}
+
+/// Pushes a row of a key and lets the operator go on until nothing waits: how many rows came out.
+fn rows_out(op: &mut dyn Operator, port: usize, key: i64, id: i64) -> usize {
+    let mut out = Output::default();
+    op.push(port, history::chunk(&[((Some(key), Some(id), None, id), 1)]), &mut out).unwrap();
+    while op.is_pending() {
+        futures::executor::block_on(op.progress(&mut out)).unwrap();
+    }
+    out.take().iter().map(DeltaChunk::num_rows).sum()
+}
+
+/// Not only entries leave: the places of entries and of rows do, too, of which a small job would otherwise keep more than
+/// it has rows.
+#[test]
+fn an_idle_join_gives_back_all_that_it_holds() {
+    let _unplanted = PLANTED.read();
+    let table = || FakeTable::new(history::schema(), RowStorage::Keyed, None);
+    let subject = Subject {
+        tables: vec![table(), table()],
+        ..join(JoinKind::LeftOuter, RowStorage::Keyed).subject
+    };
+    let mut op = subject.build();
+    for key in 0..500 {
+        rows_out(op.as_mut(), 0, key, key);
+        rows_out(op.as_mut(), 1, key, key);
+    }
+    let end_epoch = |op: &mut dyn Operator| {
+        futures::executor::block_on(op.barrier(&mut Output::default())).unwrap();
+        op.seal(&mut Vec::new()).unwrap();
+    };
+    end_epoch(op.as_mut());
+    assert!(op.memory_size() > 50_000);
+    NOTHING_CACHED.set(true);
+    op.shed(&mut Output::default()).unwrap();
+    NOTHING_CACHED.set(false);
+    assert_eq!(op.memory_size(), 0);
+    assert_eq!(rows_out(op.as_mut(), 1, 7, 1_000), 1, "what it had is read again");
+    end_epoch(op.as_mut());
+    assert_eq!(rows_out(op.as_mut(), 0, 7, 1_001), 2);
 }

@@ -429,6 +429,10 @@ impl Entries for Groups {
         keys.bytes().max(self.arena.bytes().saturating_sub(pending))
     }
 
+    fn give_back(&mut self) {
+        self.of = Vec::new();
+    }
+
     /// Rewrites the rows in memory densely; only when nothing else refers to them.
     fn compact(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
         let only_groups = self.pending.is_empty() && keys.dirty().is_empty();

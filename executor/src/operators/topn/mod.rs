@@ -293,7 +293,7 @@ impl Operator for TopNOperator {
     }
 
     fn shed(&mut self, _: &mut Output) -> Result<(), ExecError> {
-        if self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
+        self.state.shed()
     }
 
     fn is_full(&self) -> bool {

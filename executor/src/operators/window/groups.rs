@@ -67,6 +67,10 @@ impl Entries for Groups {
         self.of.resize(capacity, Rows::default());
     }
 
+    fn give_back(&mut self) {
+        self.of = Vec::new();
+    }
+
     fn read(&self, _: usize, keys: BinaryArray) -> Lookup {
         self.table.multi_scan(keys, None)
     }

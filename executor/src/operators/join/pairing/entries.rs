@@ -174,6 +174,11 @@ impl Entries for JoinEntries {
         keys.bytes().max(self.sides.iter().map(Side::memory_size).sum())
     }
 
+    fn give_back(&mut self) {
+        self.of = Vec::new();
+        self.sides.iter_mut().for_each(Side::give_back);
+    }
+
     fn compact(&mut self, _: &KeyTable) -> Result<(), ExecError> {
         self.sides.iter_mut().try_for_each(Side::compact)
     }

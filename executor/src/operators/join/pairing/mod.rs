@@ -225,7 +225,7 @@ impl PairingCore {
 
     pub fn shed(&mut self) -> Result<(), ExecError> {
         // Rows that wait have their slots already.
-        if !self.is_busy() && self.state.is_over_idle() { self.state.evict() } else { Ok(()) }
+        if self.is_busy() { Ok(()) } else { self.state.shed() }
     }
 
     fn make_room(&mut self) -> Result<(), ExecError> {

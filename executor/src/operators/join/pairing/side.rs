@@ -448,6 +448,15 @@ impl Side {
         Ok(())
     }
 
+    /// No row is in memory: gives back the places of rows.
+    pub fn give_back(&mut self) {
+        debug_assert!(self.nodes.iter().all(|node| node.slot == Slot::MAX));
+        self.nodes = Vec::new();
+        self.match_states = Vec::new();
+        self.free = END;
+        self.index = self.index.take().map(|_| HashTable::new());
+    }
+
     /// The counter of an append-only side.
     pub fn counter(&self) -> Option<(String, u64)> {
         (self.storage == RowStorage::Append).then(|| self.arrivals.counter())
