@@ -26,7 +26,7 @@ use object_store::{
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
 const STORE: &str = "simulated store";
@@ -101,7 +101,7 @@ pub struct Faults {
     pub error: f64,
     /// Done, but the answer is an error; a list breaks off in the middle.
     pub lost_answer: f64,
-    /// Never answered: the caller's time-out decides.
+    /// Not answered, before [`SimStore::answer_hung`]: the caller's time-out decides.
     pub hang: f64,
     /// A write fails and leaves a prefix of the object.
     pub torn_write: f64,
@@ -196,6 +196,7 @@ pub struct SimStore {
     inner: Arc<dyn ObjectStore>,
     state: Arc<Mutex<State>>,
     hang: Arc<watch::Sender<Hang>>,
+    answered: Arc<Notify>,
 }
 
 impl SimStore {
@@ -214,6 +215,7 @@ impl SimStore {
             inner,
             state: Arc::new(Mutex::new(state)),
             hang: Arc::new(watch::Sender::new(Hang::None)),
+            answered: Arc::default(),
         }
     }
 
@@ -241,6 +243,11 @@ impl SimStore {
         self.hang.send_replace(Hang::None);
     }
 
+    /// Requests that hang by [`Faults::hang`] now are done and answered after all.
+    pub fn answer_hung(&self) {
+        self.answered.notify_waiters();
+    }
+
     pub fn stats(&self) -> SimStats {
         let state = self.state.lock();
         SimStats { rounds: state.depth, ..state.stats }
@@ -262,7 +269,7 @@ impl SimStore {
 
     /// Counts a request and waits as long as it would take. Returns its fate and chain position.
     async fn begin(&self, kind: RequestKind, bytes: u64) -> Begun {
-        let (fate, until, depth) = {
+        let (mut fate, until, depth) = {
             let mut state = self.state.lock();
             let profile = state.profile;
             state.count(kind, bytes, &profile);
@@ -274,7 +281,8 @@ impl SimStore {
             sleep_until(until).await;
         }
         if matches!(fate, Fate::Hung) {
-            std::future::pending::<()>().await;
+            self.answered.notified().await;
+            fate = Fate::Fine;
         }
         Begun { fate, depth, state: Arc::clone(&self.state) }
     }

@@ -8,6 +8,7 @@
 mod numbers;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
@@ -117,13 +118,12 @@ async fn an_epoch_that_is_given_up_leaves_nothing_behind() {
     write_all(&job, &mut writer).await;
     drop(writer.seal().unwrap());
     drop(writer);
-    // Deletions run beside; each yield lets them go on.
-    for _ in 0..10_000 {
-        let left: Vec<_> = sim.list(None).try_collect().await.unwrap();
-        if left.is_empty() {
-            return;
+    // What is still being written is deleted when it has been.
+    let gone = async {
+        while !sim.list(None).try_collect::<Vec<_>>().await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        tokio::task::yield_now().await;
-    }
-    panic!("objects of an epoch that never was are still there");
+    };
+    let gone = tokio::time::timeout(Duration::from_secs(120), gone).await;
+    gone.expect("objects of an epoch that never was are still there");
 }

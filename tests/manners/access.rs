@@ -102,11 +102,9 @@ fn health_tells_by_its_exit_code() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.args(["health", "--http", address]).output().expect("it runs").status.success()
     };
-    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let address = free.local_addr().expect("bound").to_string();
-    drop(free);
-    assert!(!health(&address), "nobody is there");
-    let server = start(dir.path(), &["--http", &address]);
+    assert!(!health("127.0.0.1:1"), "nobody is there");
+    let server = start(dir.path(), &["--http", "127.0.0.1:0"]);
+    let address = format!("127.0.0.1:{}", server.http.expect("an HTTP port"));
     assert!(health(&address));
     drop(server);
     assert!(!health(&address));

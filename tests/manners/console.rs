@@ -40,6 +40,9 @@ fn get(port: u16, path: &str) -> String {
     body
 }
 
+/// For whatever the server is asked; a machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn get_json(port: u16, path: &str) -> Value {
     serde_json::from_str(&get(port, path)).expect("JSON")
 }
@@ -52,11 +55,18 @@ fn begin(port: u16, extra: &str, sql: &str) -> (u16, String) {
 
 /// What a run that was begun comes to, with all its answers.
 fn finish(port: u16, begun: &str) -> Value {
-    let mut all: Value = serde_json::from_str(begun).expect("JSON");
+    let begun = serde_json::from_str(begun).expect("JSON");
+    finished(begun, |path| get_json(port, path))
+}
+
+/// As [`finish`], of a run that `get` looks at.
+pub fn finished(mut all: Value, get: impl Fn(&str) -> Value) -> Value {
+    let until = Instant::now() + PATIENCE;
     while all["done"] == false {
+        assert!(Instant::now() < until, "it does not end: {all}");
         let seen = all["answers"].as_array().map_or(0, Vec::len);
         let run = all["run"].as_str().expect("a run").to_owned();
-        let mut next = get_json(port, &format!("/api/run/{run}?seen={seen}"));
+        let mut next = get(&format!("/api/run/{run}?seen={seen}"));
         let more = next["answers"].take();
         all["answers"]
             .as_array_mut()
@@ -84,7 +94,7 @@ fn cancel(port: u16, run: &Value) -> u16 {
 
 /// What the console is told of a relation, once that is so.
 fn relation_when(port: u16, name: &str, is_so: impl Fn(&Value) -> bool) -> Value {
-    let until = Instant::now() + Duration::from_secs(120);
+    let until = Instant::now() + PATIENCE;
     loop {
         let state = get_json(port, "/api/state");
         let relations = state["relations"].as_array().cloned().unwrap_or_default();
@@ -117,7 +127,7 @@ fn the_http_port_tells_what_the_server_does() {
     assert_eq!(made, "");
 
     let mut metrics = get(port, "/metrics");
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + PATIENCE;
     for line in [
         "millrace_job_rows{job=\"public.t\"} 1000",
         "millrace_job_rows{job=\"public.sums\"} 7",
@@ -225,7 +235,9 @@ async fn statements_run_on_until_they_end_or_are_cancelled() {
     let state = get_json(port, "/api/state");
     assert_eq!((&state["runs"][0]["run"], &state["runs"][0]["sql"]), (&json!(id), &json!(waits)));
     let mut look = get_json(port, &format!("/api/run/{id}?seen=0"));
+    let until = Instant::now() + PATIENCE;
     while look["current"]["number"] != 2 {
+        assert!(Instant::now() < until, "{look}");
         look = get_json(port, &format!("/api/run/{id}"));
     }
     assert_eq!(look["current"]["text"], "SELECT pg_advisory_lock(7)");
@@ -271,8 +283,9 @@ fn a_long_creation_tells_its_progress() {
     );
     let begun: Value = serde_json::from_str(&begun).expect("JSON");
     let mut look = begun.clone();
+    let until = Instant::now() + PATIENCE;
     while !look["current"]["progress"].as_str().is_some_and(|p| p.ends_with('%')) {
-        assert_eq!(look["done"], false, "{look}");
+        assert!(look["done"] == false && Instant::now() < until, "{look}");
         let id = begun["run"].as_str().expect("a run");
         look = get_json(port, &format!("/api/run/{id}"));
     }

@@ -70,20 +70,6 @@ impl Broken {
     }
 }
 
-/// Waits until nobody uses the store any more: flushes and compactions are over.
-pub async fn settle(store: &SimStore) {
-    let until = Instant::now() + Duration::from_secs(120);
-    let mut last = store.stats().requests();
-    let mut quiet = 0;
-    while quiet < 8 && Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        let now = store.stats().requests();
-        quiet = if now == last { quiet + 1 } else { 0 };
-        last = now;
-    }
-    assert!(quiet >= 8, "an idle server keeps using the store");
-}
-
 /// A server where nothing is wrong, for comparison: what the machine does beside, it does to both.
 struct Twin {
     node: Node,
@@ -189,7 +175,7 @@ async fn a_hung_and_a_failing_job_do_not_delay_a_third() {
     }
     drop(twin.node);
     broken.store.release_reads();
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     run(&client, "SET read_wait_timeout = '120s'; INSERT INTO c VALUES (-1, 0)").await;
     assert_eq!(one(&client, "SELECT sum(n) FROM vc").await, (next + 1).to_string());
 }
@@ -207,13 +193,13 @@ async fn fill_three_jobs(broken: &Broken) -> BTreeSet<Path> {
         )
         .await;
     assert_eq!(one(&client, "SELECT count(*) FROM va").await, "20000");
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     drop(client);
     drop(node);
 
     // The next process names its objects apart, so that one job's can hang and another's be damaged.
     let node = Node::start(&broken.options).await;
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     let before = broken.data_objects().await;
     let client = node
         .run(
@@ -223,7 +209,7 @@ async fn fill_three_jobs(broken: &Broken) -> BTreeSet<Path> {
         )
         .await;
     assert_eq!(one(&client, "SELECT count(*) FROM vb").await, "9000");
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     let objects: BTreeSet<Path> =
         broken.data_objects().await.difference(&before).cloned().collect();
     assert!(!objects.is_empty(), "b's rows are in objects of their own");
@@ -263,7 +249,7 @@ async fn a_failing_job_shows_its_reason_and_others_go_on() {
         )
         .await;
     assert_eq!(one(&client, "SELECT count(*) FROM v").await, "9000");
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     drop(client);
     drop(node);
     let objects = broken.data_objects().await;
@@ -303,7 +289,7 @@ async fn a_creation_can_be_cancelled_or_left_in_the_background() {
              INSERT INTO a SELECT g, g FROM generate_series(1, 20000) AS t(g)",
         )
         .await;
-    settle(&broken.store).await;
+    node.settle(&broken.store).await;
     drop(client);
     drop(node);
     let node = Node::start(&broken.options).await;

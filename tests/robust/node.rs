@@ -1,11 +1,13 @@
 //! A server inside the test process over a store that the test can slow, break and count.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace::{Config, Overrides, Standalone, StartError, Tuning};
 use millrace_common::EnvHandle;
 use millrace_sqllogictest::{server, suite};
+use millrace_storage::sim::SimStore;
 use object_store::ObjectStore;
 use tokio::runtime::Runtime;
 use tokio_postgres::Client;
@@ -14,6 +16,8 @@ use tokio_postgres::Client;
 pub struct Node {
     server: Option<Standalone>,
     runtime: Option<Runtime>,
+    /// Of its threads.
+    name: String,
     pub port: u16,
 }
 
@@ -54,8 +58,11 @@ fn config(options: &NodeOptions) -> Config {
 
 impl Node {
     pub async fn try_start(options: &NodeOptions) -> Result<Node, StartError> {
+        static NODES: AtomicU64 = AtomicU64::new(0);
+        let name = format!("node-{}", NODES.fetch_add(1, Ordering::Relaxed));
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
+            .thread_name(&name)
             .thread_stack_size(millrace_frontend::STACK_BYTES)
             .enable_all()
             .build()
@@ -72,7 +79,7 @@ impl Node {
         match started {
             Ok(server) => {
                 let port = server.address.port();
-                Ok(Node { server: Some(server), runtime: Some(runtime), port })
+                Ok(Node { server: Some(server), runtime: Some(runtime), name, port })
             }
             Err(e) => {
                 runtime.shutdown_background();
@@ -94,6 +101,33 @@ impl Node {
         if let Some(server) = &self.server {
             server.store.cache().clear_memory();
         }
+    }
+
+    /// Waits until nobody uses the store any more: flushes and compactions are over, however long they take here.
+    pub async fn settle(&self, store: &SimStore) {
+        let until = Instant::now() + Duration::from_secs(240);
+        let mut last = store.stats().requests();
+        let mut quiet = 0;
+        while quiet < 8 {
+            assert!(Instant::now() < until, "an idle server keeps using the store");
+            let mut is_idle = false;
+            for _ in 0..10 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                is_idle |= !self.is_busy();
+            }
+            let now = store.stats().requests();
+            quiet = if now == last && is_idle { quiet + 1 } else { 0 };
+            last = now;
+        }
+    }
+
+    /// Whether one of the server's threads runs, or would if the machine let it: what computes makes no requests.
+    fn is_busy(&self) -> bool {
+        let runs = format!("({}) R ", self.name);
+        let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+        let mut stats = tasks.map(|task| std::fs::read_to_string(task.path().join("stat")));
+        // A thread may be gone by now.
+        stats.any(|stat| stat.is_ok_and(|stat| stat.contains(&runs)))
     }
 
     /// Appends to the log that were tried again.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use millrace_storage::sim::{Profile, SimStore};
 use tokio_postgres::Client;
 
-use crate::isolation::settle;
 use crate::node::{Node, NodeOptions, one, run};
 
 /// Commit of the table (data, log) and of the view (data, log), and index, filter and blocks of each of
@@ -57,12 +56,12 @@ async fn rounds_once(load: &str, statement: &str, read: &str, expected: &str) ->
     let node = Node::start(&options).await;
     let client = node.run(load).await;
     one(&client, read).await;
-    settle(&store).await;
+    node.settle(&store).await;
     drop(client);
     drop(node);
     let node = Node::start(&options).await;
     let client = node.connect().await;
-    settle(&store).await;
+    node.settle(&store).await;
     store.reset_stats();
     let (rows, rounds) = store
         .count_rounds(async {
@@ -157,7 +156,7 @@ impl Grouped {
         let client = node.run(&load).await;
         one(&client, "SELECT count(*) FROM g").await;
         // Flushes and merges of the load end before anything is counted.
-        settle(&store).await;
+        node.settle(&store).await;
         let mut grouped = Grouped { rows, store, node, client, made: 0, changed: HashMap::new() };
         // The first ones learn which prefixes are asked for and open the runs.
         for _ in 0..2 {
@@ -196,7 +195,7 @@ impl Grouped {
         *changes += 1;
         assert_eq!(sum, (140 + *changes).to_string(), "twenty sevens, and one for each change");
         let after = self.store.stats();
-        settle(&self.store).await;
+        self.node.settle(&self.store).await;
         Cost {
             rounds,
             requests: after.requests() - before.requests(),
@@ -229,7 +228,7 @@ async fn a_small_commit_costs_at_most_two_rounds_and_idleness_none() {
     let store = SimStore::in_memory(Profile::INSTANT, 3);
     let node = Node::start(&NodeOptions::new(Arc::new(store.clone()))).await;
     let client = node.run("CREATE TABLE t (k int PRIMARY KEY, v int)").await;
-    settle(&store).await;
+    node.settle(&store).await;
     for (rows, bound) in [(1, 1), (3000, 2)] {
         let mut best = u64::MAX;
         for attempt in 0..ATTEMPTS {
@@ -241,12 +240,12 @@ async fn a_small_commit_costs_at_most_two_rounds_and_idleness_none() {
             if best <= bound {
                 break;
             }
-            settle(&store).await;
+            node.settle(&store).await;
         }
         assert!(best <= bound, "{rows} rows: {best} rounds");
     }
     // `settle` fails when the server goes on making requests.
-    settle(&store).await;
+    node.settle(&store).await;
 }
 
 /// Keys are looked up before a table's turn, not in it: sessions that write cold keys of one table read side by side, and
@@ -269,7 +268,7 @@ async fn cold_statements_of_many_sessions_share_their_rounds() {
          DELETE FROM t WHERE id % 2 = 1;
          FLUSH";
     drop(node.run(load).await);
-    settle(&store).await;
+    node.settle(&store).await;
     let mut sessions = Vec::new();
     for _ in 0..SESSIONS {
         sessions.push(node.connect().await);
@@ -279,7 +278,7 @@ async fn cold_statements_of_many_sessions_share_their_rounds() {
         let key = |session: usize| (attempt * SESSIONS + session) * 2 * 71 + 1;
         // Opens the runs; what follows reads blocks.
         one(&sessions[0], "SELECT count(*) FROM t WHERE id = 0").await;
-        settle(&store).await;
+        node.settle(&store).await;
         node.forget_blocks();
         let before = store.stats().gets;
         let all = sessions.iter().enumerate().map(|(session, client)| async move {

@@ -10,7 +10,6 @@ use millrace_storage::sim::{Faults, Profile, RequestKind, SimStore};
 
 use object_store::ObjectStore;
 
-use crate::isolation::settle;
 use crate::node::{Node, NodeOptions, one, run};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -26,7 +25,7 @@ async fn a_store_that_hangs_delays_a_view_and_does_not_restart_it() {
          FLUSH",
     )
     .await;
-    settle(&store).await;
+    node.settle(&store).await;
     drop(node);
 
     // The state of the view is cold, and its reads get no answer.

@@ -13,7 +13,6 @@ use object_store::memory::InMemory;
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
-use crate::isolation::settle;
 use crate::node::{Node, NodeOptions, one, run};
 
 /// A connection and the messages of the notices that come over it.
@@ -33,6 +32,12 @@ async fn connect(port: u16) -> (Client, mpsc::UnboundedReceiver<String>) {
     (client, receiver)
 }
 
+/// The next notice, which comes in a while.
+async fn next(notices: &mut mpsc::UnboundedReceiver<String>) -> String {
+    let notice = tokio::time::timeout(Duration::from_secs(120), notices.recv()).await;
+    notice.expect("in time").expect("a notice")
+}
+
 /// A table of 20,000 rows whose reads hang.
 async fn hung() -> (SimStore, Node) {
     let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
@@ -45,7 +50,7 @@ async fn hung() -> (SimStore, Node) {
          INSERT INTO a SELECT g, g FROM generate_series(1, 20000) AS t(g)",
     )
     .await;
-    settle(&store).await;
+    node.settle(&store).await;
     drop(node);
     let node = Node::start(&options).await;
     store.hang_reads(Some("data/"));
@@ -59,7 +64,7 @@ async fn a_creation_tells_its_client_how_far_it_is() {
     let (store, node) = hung().await;
     let (client, mut notices) = connect(node.port).await;
     let watch = async {
-        let first = notices.recv().await.expect("a notice while the statement runs");
+        let first = next(&mut notices).await;
         assert!(first.starts_with("materialized view \"v\" is "), "{first}");
         assert!(first.contains("0 of about 20,000 rows read"), "{first}");
         // It has no content yet that could be behind.
@@ -91,7 +96,7 @@ async fn notices_of_progress_can_be_switched_off() {
     assert!(notices.try_recv().is_err(), "nothing was to be told");
     let drop = "DROP TABLE IF EXISTS none";
     run(&client, drop).await;
-    assert!(notices.recv().await.expect("a notice").contains("does not exist"));
+    assert!(next(&mut notices).await.contains("does not exist"));
     run(&client, "SET client_min_messages = warning").await;
     run(&client, drop).await;
     assert!(notices.try_recv().is_err(), "notices are below the level");

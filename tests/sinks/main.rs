@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use futures::{Stream, StreamExt};
 use millrace_sqllogictest::{Server, ServerOptions, suite};
 use target::Target;
 use tokio_postgres::Client;
@@ -378,9 +379,13 @@ fn apply(content: &mut HashMap<Vec<String>, i64>, seen: &mut String, row: &[Stri
     *content.entry(row[3..].to_vec()).or_default() += weight;
 }
 
+/// The next item, which comes in a while: a subscription shows every few seconds that it lives.
+async fn next<T>(stream: &mut (impl Stream<Item = T> + Unpin)) -> Option<T> {
+    tokio::time::timeout(Duration::from_secs(120), stream.next()).await.expect("in time")
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
-    use futures::StreamExt;
     let dir = tempfile::tempdir().unwrap();
     let mut server = start(dir.path());
     let client = server.connect().await.unwrap();
@@ -405,15 +410,15 @@ async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
                 .map(str::to_owned)
                 .collect::<Vec<_>>()
         };
-        let first = lines(stream.next().await.unwrap().unwrap());
+        let first = lines(next(&mut stream).await.unwrap().unwrap());
         assert_eq!(first[1..], ["insert", "1", "30"]);
-        let mark = lines(stream.next().await.unwrap().unwrap());
+        let mark = lines(next(&mut stream).await.unwrap().unwrap());
         assert_eq!((mark[0].clone(), mark[1].as_str()), (first[0].clone(), "progress"));
         assert_eq!(ephemeral(suite::rows(&client, jobs).await.unwrap()), 1);
         execute(&client, "UPDATE t SET v = 21 WHERE k = 2").await;
         let mut changes = Vec::new();
         while changes.len() < 2 {
-            let line = lines(stream.next().await.unwrap().unwrap());
+            let line = lines(next(&mut stream).await.unwrap().unwrap());
             if line[1] != "progress" {
                 changes.push(line[1..].to_vec());
             }
@@ -422,7 +427,7 @@ async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
         assert_eq!(changes, [["delete", "-1", "30"], ["insert", "1", "31"]]);
         reader.cancel_token().cancel_query(tokio_postgres::NoTls).await.unwrap();
         let ended = loop {
-            match stream.next().await {
+            match next(&mut stream).await {
                 Some(Ok(_)) => {}
                 Some(Err(e)) => break e,
                 None => panic!("a cancelled SUBSCRIBE ends without an error"),
@@ -439,7 +444,7 @@ async fn subscribe_streams_changes_and_its_view_ends_with_the_session() {
     let reader = server.connect().await.unwrap();
     let stream = reader.copy_out("SUBSCRIBE TO SELECT count(*) FROM t").await.unwrap();
     futures::pin_mut!(stream);
-    assert!(stream.next().await.unwrap().is_ok());
+    assert!(next(&mut stream).await.unwrap().is_ok());
     assert_eq!(ephemeral(suite::rows(&client, jobs).await.unwrap()), 1);
     server.restart(None).expect("the server starts after a kill");
     let client = server.connect().await.unwrap();

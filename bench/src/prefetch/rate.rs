@@ -58,7 +58,7 @@ impl Trial {
         let is_warm = self.cold_share.is_some_and(is_warm);
         let by_cold = if is_warm { 0.5 } else { f64::MAX };
         let factor = by_cpu.min(by_cold);
-        (factor < 1.0).then(|| self.rate * factor * MARGIN)
+        (factor < 1.0).then_some(self.rate * factor * MARGIN)
     }
 }
 

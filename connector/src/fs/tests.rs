@@ -40,6 +40,9 @@ fn relation(
     }
 }
 
+/// Far longer than files are left alone before they are taken.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// The log's part: offsets go where what was polled ends.
 async fn discovered(source: &FsSource, mut known: Known) -> Known {
     let begun = std::time::Instant::now();
@@ -52,7 +55,7 @@ async fn discovered(source: &FsSource, mut known: Known) -> Known {
             files.push(millrace_rpc::log::SourceFile { start, ..file });
         }
         // Files are taken when they have been left alone for a second.
-        if source.settling.lock().is_empty() || begun.elapsed() > Duration::from_secs(120) {
+        if source.settling.lock().is_empty() || begun.elapsed() > PATIENCE {
             known.offsets = polled.available;
             return known;
         }
@@ -254,7 +257,9 @@ async fn new_files_are_found_and_changed_ones_are_an_error() {
     assert!(source.poll(&known).await.unwrap().files.is_empty());
     std::fs::write(path.join("b"), "{\"a\":2222}\n").unwrap();
     std::fs::write(path.join("d"), "{\"a\":4}\n").unwrap();
+    let begun = std::time::Instant::now();
     let (changed, known) = loop {
+        assert!(begun.elapsed() < PATIENCE, "the new file is not found");
         let polled = source.poll(&known).await.unwrap();
         let changed = polled.trouble.clone().expect("a file has changed");
         if !polled.files.is_empty() {
@@ -285,7 +290,9 @@ async fn a_damaged_gzip_file_is_named_before_anybody_depends_on_it() {
     let path = dir.path().display().to_string();
     let source = FsSource::new(&relation(&path, "JSON", COLUMNS, &[])).unwrap();
     std::fs::write(dir.path().join("y.json"), "{\"a\":1}\n").unwrap();
+    let begun = std::time::Instant::now();
     let (error, files) = loop {
+        assert!(begun.elapsed() < PATIENCE, "the damage is not found");
         let polled = source.poll(&Known::default()).await.unwrap();
         match polled.trouble {
             None => tokio::time::sleep(Duration::from_millis(50)).await,

@@ -213,7 +213,7 @@ fn edit(state: &MetaState, id: RelationId, n: u8) -> EditVersion {
     let edit = VersionEdit {
         add_runs: vec![add],
         remove_runs: job.version.runs.iter().map(|r| r.run_id).collect(),
-        flushed: (n % 2 == 0).then(|| flushed(job.version.commits)),
+        flushed: n.is_multiple_of(2).then(|| flushed(job.version.commits)),
         ..VersionEdit::default()
     };
     EditVersion { job: id.0, generation: 0, edit, horizon: 0 }

@@ -98,6 +98,19 @@ async fn hung_reads_wait_for_the_switch() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_put_that_hangs_is_done_when_it_is_answered_after_all() {
+    let store = SimStore::in_memory(Profile::INSTANT, 1);
+    store.set_faults(Faults { hang: 1.0, only: Some(RequestKind::Put), ..Faults::default() });
+    let other = store.clone();
+    let put = tokio::spawn(async move { other.put(&path("a"), "x".into()).await });
+    sleep(Duration::from_secs(60)).await;
+    assert!(!put.is_finished() && store.get(&path("a")).await.is_err());
+    store.answer_hung();
+    put.await.unwrap().unwrap();
+    assert_eq!(store.get(&path("a")).await.unwrap().bytes().await.unwrap(), "x");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_answer_has_been_done() {
     let store = SimStore::in_memory(Profile::INSTANT, 1);
     store.set_faults(Faults { lost_answer: 1.0, ..Faults::default() });
