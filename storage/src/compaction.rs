@@ -27,6 +27,7 @@ use crate::block::BlockCodec;
 use crate::cache::Priority;
 use crate::disk;
 use crate::error::{Result, StorageError};
+use crate::given_up;
 use crate::hot_keys::HotKeys;
 use crate::merge::{Merger, Mode};
 use crate::read_counts::TableReads;
@@ -304,7 +305,7 @@ fn task(id: u32, runs: &[&RunMeta], inputs: Vec<&RunMeta>, target_level: u32, sc
 }
 
 /// Merges runs of one table into new ones at `target_level`, in bounded memory. Nothing changes until
-/// the edit is committed and applied. `horizon`: as for relations; operator state keeps no versions.
+/// the edit is committed and applied; if it never is, the caller gives its objects up. `horizon`: as for relations; operator state keeps no versions.
 /// `bound`: from when on entries of a table that is cleaned are kept.
 #[allow(clippy::too_many_arguments)]
 pub async fn compact(
@@ -336,11 +337,14 @@ pub async fn compact(
     let place = Place { level: target_level, sequence };
     let mut sink = RunWriter::new(Arc::clone(&shared), Admit::Disk).keeping_hot(hot);
     let desc = desc.clone();
-    let (add_runs, _) = on_blocking_thread(async move {
+    let written = on_blocking_thread(async move {
         sink.write(&desc, &codec, place, merger).await?;
         sink.finish().await
     })
     .await?;
+    // Who is given the edit answers for its objects.
+    given_up::settle(written.claims);
+    let add_runs = written.runs;
     let remove_runs = inputs.iter().map(|r| r.run_id).collect();
     Ok(VersionEdit { add_runs, remove_runs, ..VersionEdit::default() })
 }

@@ -14,10 +14,11 @@ use millrace_rpc::version::{Flushed, VersionEdit};
 use tokio::sync::SemaphorePermit;
 
 use crate::error::{Result, StorageError};
+use crate::given_up::Claim;
 use crate::job_store::{JobStore, Persisted};
 use crate::memrun::{MemRun, RUN_BATCH_ROWS};
 use crate::merge::{Merger, Mode, Source};
-use crate::run_writer::{Admit, Built, Place, RunWriter, in_background};
+use crate::run_writer::{Admit, Built, Place, RunWriter, Written, in_background};
 use crate::version::{TableVersion, Version};
 
 /// Writes one commit's delta as level-0 runs whose epoch is not known yet.
@@ -30,7 +31,7 @@ pub(crate) async fn persist_as_runs(
     let version = store.version();
     let _turn = turn(store).await?;
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Later).telling(store);
-    let (add_runs, built) = in_background(&store.shared, async move {
+    let Written { runs: add_runs, built, claims } = in_background(&store.shared, async move {
         let mut tables: BTreeMap<TableId, Vec<MemRun>> = BTreeMap::new();
         for run in runs {
             tables.entry(run.table()).or_default().push(run);
@@ -43,7 +44,7 @@ pub(crate) async fn persist_as_runs(
     })
     .await?;
     let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
-    Ok(Persisted { edit, sequence, seals, built, ..Persisted::default() })
+    Ok(Persisted { edit, sequence, seals, built, claims, ..Persisted::default() })
 }
 
 /// Pushes a commit's own runs into the block cache, now that their epoch is known; in the background.
@@ -71,8 +72,11 @@ pub(crate) fn admit(store: &Arc<JobStore>, epoch: Epoch, mut built: Vec<Built>) 
     }
 }
 
-/// Writes a version's memory runs as level-0 runs.
-pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<VersionEdit> {
+/// Writes a version's memory runs as level-0 runs. The claims are on their objects.
+pub(crate) async fn flush(
+    store: &Arc<JobStore>,
+    version: &Version,
+) -> Result<(VersionEdit, Vec<Claim>)> {
     let version = version.clone();
     let flushed = Flushed {
         writer: store.shared.options.incarnation,
@@ -81,14 +85,15 @@ pub(crate) async fn flush(store: &Arc<JobStore>, version: &Version) -> Result<Ve
     };
     let _turn = turn(store).await?;
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Memory);
-    let (add_runs, _) = in_background(&store.shared, async move {
+    let written = in_background(&store.shared, async move {
         for table in version.tables() {
             flush_table(&mut sink, table, version.horizon).await?;
         }
         sink.finish().await
     })
     .await?;
-    Ok(VersionEdit { add_runs, flushed: Some(flushed), ..VersionEdit::default() })
+    let Written { runs: add_runs, claims, .. } = written;
+    Ok((VersionEdit { add_runs, flushed: Some(flushed), ..VersionEdit::default() }, claims))
 }
 
 /// Waits until few enough others build runs.

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 
 use crate::block::BlockCodec;
 use crate::error::{Result, StorageError};
+use crate::given_up::{self, Claim};
 use crate::memrun::{MemRun, SealId};
 use crate::put_waits::{PutKind, PutWaits};
 use crate::read_counts::{ReadCounts, TableReads};
@@ -63,6 +64,9 @@ pub struct Persisted {
     pub(crate) seals: Vec<(TableId, SealId)>,
     /// The runs of `edit`, for the cache.
     pub(crate) built: Vec<Built>,
+    /// On the objects of `slices` and `edit`, and of what was staged for the commit: dropped without having been
+    /// published, they are given up.
+    pub(crate) claims: Vec<Claim>,
 }
 
 /// Numbers about one table.
@@ -104,6 +108,10 @@ pub struct JobStore {
     sealed: Mutex<Vec<Weak<Mutex<Vec<MemRun>>>>>,
     /// The edit of the last flush, applied or not. Held while one is being made.
     flushed: tokio::sync::Mutex<VersionEdit>,
+    /// On the objects of that edit, until it is applied.
+    flush_claims: Mutex<Vec<Claim>>,
+    /// On objects of what has been staged for the next commit.
+    pending_claims: Mutex<Vec<Claim>>,
     /// A background merge of memory runs is under way.
     pub(crate) merging: AtomicBool,
     /// Bytes sealed early that are not durable yet.
@@ -185,6 +193,8 @@ impl JobStore {
             tail: Mutex::new(held),
             sealed: Mutex::default(),
             flushed: tokio::sync::Mutex::default(),
+            flush_claims: Mutex::default(),
+            pending_claims: Mutex::default(),
             merging: AtomicBool::new(false),
             spilling: AtomicUsize::new(0),
             spilled: Notify::new(),
@@ -292,6 +302,16 @@ impl JobStore {
         }
     }
 
+    /// The next commit of the job will name these objects.
+    pub(crate) fn add_pending_claims(&self, claims: impl IntoIterator<Item = Claim>) {
+        self.pending_claims.lock().extend(claims);
+    }
+
+    /// For a commit: it names these objects, or an earlier one does.
+    pub(crate) fn take_pending_claims(&self) -> Vec<Claim> {
+        std::mem::take(&mut *self.pending_claims.lock())
+    }
+
     fn persist_now(
         self: &Arc<Self>,
         commit: u64,
@@ -304,7 +324,11 @@ impl JobStore {
             return self.persist_large(commit, early, runs);
         }
         if runs.is_empty() {
-            return Box::pin(futures::future::ready(Ok(Persisted::default())));
+            let claims = self.take_pending_claims();
+            return Box::pin(futures::future::ready(Ok(Persisted {
+                claims,
+                ..Persisted::default()
+            })));
         }
         let sequence = match Sequence::new(commit, 0) {
             Ok(sequence) => sequence.get(),
@@ -312,13 +336,19 @@ impl JobStore {
         };
         let bytes: usize = runs.iter().map(MemRun::memory_size).sum();
         if bytes > store.shared.options.direct_run_bytes {
-            return Box::pin(async move { flush::persist_as_runs(&store, runs, sequence).await });
+            return Box::pin(async move {
+                let mut persisted = flush::persist_as_runs(&store, runs, sequence).await?;
+                persisted.claims.extend(store.take_pending_claims());
+                Ok(persisted)
+            });
         }
         Box::pin(async move {
             let (encoded, runs) = encode(&store, runs, bytes).await?;
             let waiting = store.wait_for_put(PutKind::Tail);
-            let slice = store.shared.tail.put(encoded, sequence, &waiting).await?;
-            Ok(Persisted { slices: vec![slice], runs, sequence, ..Persisted::default() })
+            let (slice, claim) = store.shared.tail.put(encoded, sequence, &waiting).await?;
+            let mut claims = store.take_pending_claims();
+            claims.extend(claim);
+            Ok(Persisted { slices: vec![slice], runs, sequence, claims, ..Persisted::default() })
         })
     }
 
@@ -340,10 +370,14 @@ impl JobStore {
                     continue;
                 }
                 if let Some(spill) = &run.spill {
-                    edit.add_runs.extend(spill.keep(Sequence::new(commit, part)?.get()).await?);
+                    let sequence = Sequence::new(commit, part)?.get();
+                    let (runs, claims) = spill.keep(sequence).await?;
+                    edit.add_runs.extend(runs);
+                    all.claims.extend(claims);
                 }
                 all.seals.push((run.table(), run.seal));
             }
+            all.claims.extend(store.take_pending_claims());
             Ok(Persisted { edit: Some(edit), sequence: last, ..all })
         })
     }
@@ -361,9 +395,12 @@ impl JobStore {
     }
 
     /// Makes bytes durable that are no state: what a commit hands on. Small ones ride in the log record,
-    /// others share the tail's objects. The reference belongs into the job's commit.
+    /// others share the tail's objects. The reference belongs into the job's next commit.
     pub async fn stage(&self, bytes: Bytes) -> Result<SliceRef> {
-        self.shared.tail.put(bytes, 0, &self.wait_for_put(PutKind::Tail)).await
+        let waiting = self.wait_for_put(PutKind::Tail);
+        let (slice, claim) = self.shared.tail.put(bytes, 0, &waiting).await?;
+        self.add_pending_claims(claim);
+        Ok(slice)
     }
 
     /// What `stage` was given.
@@ -377,6 +414,7 @@ impl JobStore {
     /// Makes a committed delta visible at its epoch. In commit order.
     pub fn publish(self: &Arc<Self>, epoch: Epoch, persisted: Persisted) {
         let now = self.env().now();
+        given_up::settle(persisted.claims);
         let mut tail = self.tail.lock();
         persisted.slices.iter().for_each(|s| tail.add(s.sequence, s.length, now));
         drop(tail);
@@ -444,6 +482,9 @@ impl JobStore {
             replaced
         });
         self.note_overlap();
+        if edit.flushed_to() > 0 {
+            given_up::settle(std::mem::take(&mut *self.flush_claims.lock()));
+        }
         self.tail.lock().retire(edit.flushed_to());
         let merged: BTreeSet<u32> = replaced.iter().map(|run| run.meta().table_id).collect();
         let version = self.version();
@@ -539,8 +580,9 @@ impl JobStore {
         if version.mem_bytes() == 0 && self.tail_size().slices == 0 {
             return Ok(VersionEdit::default());
         }
-        let edit = flush::flush(self, &version).await?;
+        let (edit, claims) = flush::flush(self, &version).await?;
         *flushed = edit.clone();
+        *self.flush_claims.lock() = claims;
         Ok(edit)
     }
 

@@ -23,6 +23,7 @@ pub mod entry;
 pub mod error;
 pub mod filter;
 mod flush;
+pub mod given_up;
 mod hot_keys;
 pub mod job_store;
 mod lookup;

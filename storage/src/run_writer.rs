@@ -12,6 +12,7 @@ use millrace_rpc::version::RunMeta;
 use crate::block::{BlockCodec, Entries};
 use crate::cache::BlockCache;
 use crate::error::Result;
+use crate::given_up::Claim;
 use crate::hot_keys::HotKeys;
 use crate::job_store::JobStore;
 use crate::merge::Merger;
@@ -89,6 +90,17 @@ pub(crate) struct RunWriter {
     waiting_bytes: u64,
     written: Vec<RunMeta>,
     built: Vec<Built>,
+    claims: Vec<Claim>,
+}
+
+/// What a [`RunWriter`] has written.
+#[derive(Debug)]
+pub(crate) struct Written {
+    pub runs: Vec<RunMeta>,
+    /// What [`Admit::Later`] leaves to do.
+    pub built: Vec<Built>,
+    /// On the objects that hold the runs.
+    pub claims: Vec<Claim>,
 }
 
 impl RunWriter {
@@ -102,6 +114,7 @@ impl RunWriter {
             waiting_bytes: 0,
             written: Vec::new(),
             built: Vec::new(),
+            claims: Vec::new(),
         }
     }
 
@@ -177,6 +190,7 @@ impl RunWriter {
             return Ok(());
         }
         let mut segment = SegmentWriter::new(self.shared.namer.next_segment());
+        self.claims.push(Claim::new(segment.name(), &self.shared.options.given_up));
         let mut built = Vec::new();
         for Unwritten { run, codec, table, place } in self.waiting.drain(..) {
             let FinishedRun { bytes, meta, index } = run;
@@ -227,10 +241,10 @@ impl RunWriter {
         }));
     }
 
-    /// Everything is durable when this returns. The second list is what [`Admit::Later`] leaves to do.
-    pub async fn finish(mut self) -> Result<(Vec<RunMeta>, Vec<Built>)> {
+    /// Everything is durable when this returns.
+    pub async fn finish(mut self) -> Result<Written> {
         self.upload().await?;
-        Ok((self.written, self.built))
+        Ok(Written { runs: self.written, built: self.built, claims: self.claims })
     }
 }
 

@@ -11,13 +11,14 @@ use millrace_rpc::services::{LivePart, PartKind};
 
 use crate::cache::{Piece, Priority, plan};
 use crate::error::{Result, StorageError};
+use crate::given_up::Claim;
 use crate::run::RunIndex;
 use crate::segment::SegmentWriter;
 use crate::slice;
 use crate::state_store::StateStore;
 
 /// Copies the parts into one new segment, durable when this returns, and says where they lie in it. All of them are in
-/// memory until then: the caller bounds their bytes.
+/// memory until then: the caller bounds their bytes. If the log does not come to know of it, the caller gives it up.
 pub async fn copy_parts(store: &StateStore, mut parts: Vec<LivePart>) -> Result<MoveParts> {
     let shared = Arc::clone(store.shared());
     let closed = |_| StorageError::internal("the state store is closed");
@@ -47,6 +48,7 @@ pub async fn copy_parts(store: &StateStore, mut parts: Vec<LivePart>) -> Result<
     }
     let mut segment = SegmentWriter::new(shared.namer.next_segment());
     let object = segment.name().to_owned();
+    let claim = Claim::new(&object, &shared.options.given_up);
     let moved = parts.into_iter().zip(copies).map(|(part, bytes)| MovedPart {
         job: part.job.0,
         from_object: part.object,
@@ -56,6 +58,7 @@ pub async fn copy_parts(store: &StateStore, mut parts: Vec<LivePart>) -> Result<
     });
     let parts = moved.collect();
     segment.finish(&shared.options.store).await?;
+    claim.settle();
     Ok(MoveParts { object, parts })
 }
 

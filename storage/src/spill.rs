@@ -7,7 +7,7 @@
 //! that of what was sealed at the barrier, so that of two entries of a key the later one counts.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use millrace_common::Epoch;
 use millrace_common::task::{spawn, spawn_on};
@@ -19,11 +19,12 @@ use tokio::sync::watch;
 
 use crate::block::Entries;
 use crate::error::{Result, StorageError};
+use crate::given_up::Claim;
 use crate::job_store::JobStore;
 use crate::memrun::MemRun;
 use crate::merge::{Merger, Mode, Source};
 use crate::run::RunReader;
-use crate::run_writer::{Admit, Place, RunWriter, on_blocking_thread};
+use crate::run_writer::{Admit, Place, RunWriter, Written, on_blocking_thread};
 use crate::state_store::Shared;
 use crate::table::RowStorage;
 use crate::version::TableVersion;
@@ -38,7 +39,8 @@ const ALL: Mode = Mode::Compact { horizon: Epoch::ZERO, bottom: false };
 pub(crate) struct Spill {
     shared: Arc<Shared>,
     state: watch::Sender<State>,
-    kept: AtomicBool,
+    /// On the objects of the runs, until a commit takes them.
+    claims: Mutex<Vec<Claim>>,
 }
 
 #[derive(Clone)]
@@ -59,7 +61,7 @@ impl Spill {
         Arc::new(Spill {
             shared: Arc::clone(shared),
             state: watch::Sender::new(State::Writing),
-            kept: AtomicBool::new(false),
+            claims: Mutex::default(),
         })
     }
 
@@ -72,8 +74,8 @@ impl Spill {
     }
 
     /// The runs, to be named by a commit, each with an id under which no cache knows it: its epochs are not
-    /// those that its readers have seen so far. Never deleted from now on: the log may come to name them.
-    pub async fn keep(&self, sequence: u64) -> Result<Vec<RunMeta>> {
+    /// those that its readers have seen so far. From now on the claims decide what becomes of their objects.
+    pub async fn keep(&self, sequence: u64) -> Result<(Vec<RunMeta>, Vec<Claim>)> {
         let mut watched = self.state.subscribe();
         let closed = |_| StorageError::internal("an early seal was given up");
         let settled = watched.wait_for(|s| !matches!(s, State::Writing)).await.map_err(closed)?;
@@ -81,13 +83,13 @@ impl Spill {
             State::Failed(e) => Err(e.clone()),
             State::Writing => Err(StorageError::internal("an early seal is not finished")),
             State::Written(readers) => {
-                self.kept.store(true, Ordering::Relaxed);
+                let claims = std::mem::take(&mut *self.claims.lock());
                 let named = |run: &Arc<RunReader>| RunMeta {
                     run_id: self.shared.namer.next_run_id(),
                     sequence,
                     ..run.meta().clone()
                 };
-                Ok(readers.iter().map(named).collect())
+                Ok((readers.iter().map(named).collect(), claims))
             }
         }
     }
@@ -97,9 +99,7 @@ impl Drop for Spill {
     fn drop(&mut self) {
         let Some(readers) = self.readers() else { return };
         readers.iter().for_each(|run| self.shared.cache.forget_run(run));
-        if !self.kept.load(Ordering::Relaxed) {
-            delete_unnamed(&self.shared, readers.iter().map(|r| r.meta().object.clone()));
-        }
+        delete_unnamed(&self.shared, std::mem::take(self.claims.get_mut()));
     }
 }
 
@@ -119,7 +119,8 @@ pub(crate) fn start(
         let sealed = sealed.upgrade();
         let mut sealed = sealed.as_ref().map(|s| s.lock());
         match written {
-            Ok(readers) => {
+            Ok((readers, claims)) => {
+                *spill.claims.lock() = claims;
                 spill.state.send_replace(State::Written(readers));
                 let run = sealed.iter_mut().flat_map(|s| s.iter_mut()).find(|r| r.seal == seal);
                 if let Some(run) = run {
@@ -136,7 +137,9 @@ pub(crate) fn start(
     });
 }
 
-async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<Arc<[Arc<RunReader>]>> {
+type Readers = Arc<[Arc<RunReader>]>;
+
+async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<(Readers, Vec<Claim>)> {
     let table = Arc::clone(store.version().table(run.table())?);
     let codec = Arc::clone(&table.codec);
     let closed = |_| StorageError::internal("the state store is closed");
@@ -144,10 +147,11 @@ async fn write(store: &Arc<JobStore>, run: MemRun) -> Result<Arc<[Arc<RunReader>
     let storage = table.desc.storage;
     let batches = Arc::clone(&run.batches);
     drop(run);
-    let runs = write_unnamed(store, &table, storage, 0, move || Ok(batches)).await?;
+    let Written { runs, claims, .. } =
+        write_unnamed(store, &table, storage, 0, move || Ok(batches)).await?;
     let pins = &store.shared.pins;
     let reader = |meta| Arc::new(RunReader::pinned(meta, Arc::clone(&codec), pins));
-    Ok(runs.into_iter().map(reader).collect())
+    Ok((runs.into_iter().map(reader).collect(), claims))
 }
 
 /// Writes sorted batches, which `batches` makes, as runs that no version names. The work is done on a
@@ -158,10 +162,10 @@ pub(crate) async fn write_unnamed(
     storage: RowStorage,
     sequence: u64,
     batches: impl FnOnce() -> Result<Arc<[Entries]>> + Send + 'static,
-) -> Result<Vec<RunMeta>> {
+) -> Result<Written> {
     let mut sink = RunWriter::new(Arc::clone(&store.shared), Admit::Never).telling(store);
     let table = Arc::clone(table);
-    let (runs, _) = on_blocking_thread(async move {
+    on_blocking_thread(async move {
         let sorted = batches()?;
         let source = Source::memory(sorted.iter().cloned(), 0);
         drop(sorted);
@@ -170,21 +174,20 @@ pub(crate) async fn write_unnamed(
         sink.write(&table.desc, &table.codec, Place { level: 0, sequence }, merger).await?;
         sink.finish().await
     })
-    .await?;
-    Ok(runs)
+    .await
 }
 
-/// Deletes objects that no log record names, in the background.
-pub(crate) fn delete_unnamed(shared: &Shared, objects: impl Iterator<Item = String>) {
-    let mut objects: Vec<String> = objects.collect();
-    objects.dedup();
+/// Deletes objects that no log record will name, in the background; those that cannot be deleted are given up.
+pub(crate) fn delete_unnamed(shared: &Shared, objects: Vec<Claim>) {
     let store = Arc::clone(&shared.options.store);
-    // What is not deleted here the sweep at the next start deletes.
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     spawn_on(&runtime, "delete unnamed objects", async move {
         for object in objects {
-            if let Err(error) = store.delete(&Path::from(object.as_str())).await {
-                tracing::warn!(%error, object, "an unnamed object was not deleted");
+            match store.delete(&Path::from(object.name())).await {
+                Ok(()) => object.settle(),
+                Err(error) => {
+                    tracing::warn!(%error, object = object.name(), "an object was not deleted yet");
+                }
             }
         }
     });

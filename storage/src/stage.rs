@@ -19,6 +19,7 @@ use crate::block::{Entries, stored_schema};
 use crate::cache::Priority;
 use crate::disk;
 use crate::error::Result;
+use crate::given_up::Claim;
 use crate::job_store::{JobStore, Persisted};
 use crate::memtable::Memtable;
 use crate::merge::{Merger, Mode};
@@ -62,7 +63,8 @@ pub struct Staging {
     /// Times that rows were written as runs.
     spills: u64,
     runs: Vec<RunMeta>,
-    kept: bool,
+    /// On the objects of the runs, until they are kept.
+    claims: Vec<Claim>,
 }
 
 impl std::fmt::Debug for Staging {
@@ -84,7 +86,7 @@ impl JobStore {
             open: Memtable::new(repeated.storage(), schema),
             spills: 0,
             runs: Vec::new(),
-            kept: false,
+            claims: Vec::new(),
         })
     }
 
@@ -100,7 +102,8 @@ impl JobStore {
         };
         let add_runs = runs.iter().map(link).collect();
         let edit = Some(VersionEdit { add_runs, ..VersionEdit::default() });
-        Ok(Persisted { edit, sequence, ..Persisted::default() })
+        let claims = self.take_pending_claims();
+        Ok(Persisted { edit, sequence, claims, ..Persisted::default() })
     }
 }
 
@@ -151,8 +154,9 @@ impl Staging {
         };
         let mut full = std::mem::replace(&mut self.open, empty);
         let sorted = move || Ok(full.seal()?);
-        let runs = write_unnamed(&self.store, &table, storage, sequence, sorted).await?;
-        self.runs.extend(runs);
+        let written = write_unnamed(&self.store, &table, storage, sequence, sorted).await?;
+        self.runs.extend(written.runs);
+        self.claims.extend(written.claims);
         Ok(())
     }
 
@@ -178,9 +182,10 @@ impl Staging {
         Ok(Merged { merger, readers, shared: Arc::clone(&self.shared) })
     }
 
-    /// The runs, to be linked. From now on they are not deleted: the log may come to name them.
+    /// The runs, to be linked by the next commit of the job. From now on they are deleted only if that is void, or
+    /// never comes: the log may come to name them.
     pub fn keep(&mut self) -> Vec<RunMeta> {
-        self.kept = true;
+        self.store.add_pending_claims(std::mem::take(&mut self.claims));
         self.runs.clone()
     }
 }
@@ -206,9 +211,6 @@ impl Drop for Merged {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.kept || self.runs.is_empty() {
-            return;
-        }
-        delete_unnamed(&self.shared, self.runs.iter().map(|r| r.object.clone()));
+        delete_unnamed(&self.shared, std::mem::take(&mut self.claims));
     }
 }

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::cache::{BlockCache, CacheOptions, Priority};
 use crate::error::Result;
+use crate::given_up::GivenUp;
 use crate::job_store::JobStore;
 use crate::pins::ObjectPins;
 use crate::recovery_reads::TailPrefetch;
@@ -68,6 +69,8 @@ pub struct StoreOptions {
     pub background: Option<Handle>,
     /// Clocks and random numbers, of the store and of the worker that is given it.
     pub env: EnvHandle,
+    /// Told of objects that were written for nothing.
+    pub given_up: Arc<GivenUp>,
 }
 
 impl StoreOptions {
@@ -90,6 +93,7 @@ impl StoreOptions {
             prefetch: None,
             background: None,
             env: EnvHandle::default(),
+            given_up: Arc::default(),
         }
     }
 }
@@ -164,6 +168,7 @@ impl StateStore {
         let tail = Tail::new(
             Arc::clone(&options.store),
             Arc::clone(&namer),
+            Arc::clone(&options.given_up),
             &options.env,
             options.inline_bytes,
         );

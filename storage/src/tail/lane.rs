@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Result, StorageError};
+use crate::given_up::{Claim, GivenUp};
 use crate::object::PutWatch;
 use crate::put_waits::Wait;
 use crate::segment::{ObjectNamer, SegmentWriter};
@@ -45,12 +46,19 @@ pub(super) struct Slice {
     pub bytes: Bytes,
     /// Of the job that it is of.
     pub wait: Arc<Wait>,
-    pub done: oneshot::Sender<Result<SliceRef>>,
+    pub done: oneshot::Sender<Result<(SliceRef, Claim)>>,
+}
+
+/// Names of segments, and where those are told that come to nothing.
+#[derive(Clone)]
+pub(super) struct Names {
+    pub namer: Arc<ObjectNamer>,
+    pub given_up: Arc<GivenUp>,
 }
 
 pub(super) struct Lane {
     store: Arc<dyn ObjectStore>,
-    namer: Arc<ObjectNamer>,
+    names: Names,
     env: EnvHandle,
     limits: Limits,
     queue: Mutex<Queue>,
@@ -152,11 +160,11 @@ fn bytes_of(slices: &[Slice]) -> usize {
 impl Lane {
     pub fn new(
         store: Arc<dyn ObjectStore>,
-        namer: Arc<ObjectNamer>,
+        names: Names,
         env: EnvHandle,
         limits: Limits,
     ) -> Arc<Lane> {
-        Arc::new(Lane { store, namer, env, limits, queue: Mutex::default() })
+        Arc::new(Lane { store, names, env, limits, queue: Mutex::default() })
     }
 
     /// Puts of one lane do not end in the order in which they began.
@@ -201,7 +209,8 @@ async fn wake(lane: Arc<Lane>, due: Instant) {
 }
 
 async fn put(lane: Arc<Lane>, slices: Vec<Slice>) {
-    let mut segment = SegmentWriter::new(lane.namer.next_segment());
+    let mut segment = SegmentWriter::new(lane.names.namer.next_segment());
+    let claim = Claim::new(segment.name(), &lane.names.given_up);
     let watch = PutWatch::default();
     let bytes = bytes_of(&slices);
     let place = |slice: Slice| {
@@ -223,7 +232,8 @@ async fn put(lane: Arc<Lane>, slices: Vec<Slice>) {
     lane.queue.lock().ended(bytes, took);
     for (reference, done) in placed {
         // A receiver that is gone no longer wants to know.
-        let _ = done.send(written.as_ref().map(|_| reference).map_err(StorageError::clone));
+        let written = written.as_ref().map(|_| (reference, claim.clone()));
+        let _ = done.send(written.map_err(StorageError::clone));
     }
     lane.advance();
 }

@@ -16,8 +16,9 @@ use millrace_rpc::version::SliceRef;
 use object_store::ObjectStore;
 use tokio::sync::oneshot;
 
-use self::lane::{Lane, Limits, Slice};
+use self::lane::{Lane, Limits, Names, Slice};
 use crate::error::{Result, StorageError};
+use crate::given_up::{Claim, GivenUp};
 use crate::put_waits::Waiting;
 use crate::segment::ObjectNamer;
 
@@ -41,27 +42,35 @@ impl Tail {
     pub fn new(
         store: Arc<dyn ObjectStore>,
         namer: Arc<ObjectNamer>,
+        given_up: Arc<GivenUp>,
         env: &EnvHandle,
         inline_bytes: usize,
     ) -> Tail {
-        let lane = |limits| Lane::new(Arc::clone(&store), Arc::clone(&namer), env.clone(), limits);
+        let names = Names { namer, given_up };
+        let lane = |limits| Lane::new(Arc::clone(&store), names.clone(), env.clone(), limits);
         Tail { small: lane(SMALL), large: lane(LARGE), inline_bytes }
     }
 
     /// Makes a slice durable, or inline: then the log record makes it so. `waiting` is told what its put does. Slices
-    /// become durable in any order.
-    pub async fn put(&self, bytes: Bytes, sequence: u64, waiting: &Waiting) -> Result<SliceRef> {
+    /// become durable in any order. The claim is on the object that holds it, if one does.
+    pub async fn put(
+        &self,
+        bytes: Bytes,
+        sequence: u64,
+        waiting: &Waiting,
+    ) -> Result<(SliceRef, Option<Claim>)> {
         if bytes.len() <= self.inline_bytes {
             let length = bytes.len() as u64;
-            return Ok(SliceRef { inline: bytes, length, sequence, ..SliceRef::default() });
+            let slice = SliceRef { inline: bytes, length, sequence, ..SliceRef::default() };
+            return Ok((slice, None));
         }
         let lane = if bytes.len() <= SMALL_SLICE_BYTES { &self.small } else { &self.large };
         let (done, slice) = oneshot::channel();
         lane.add(Slice { bytes, wait: Arc::clone(&waiting.wait), done });
         let stopped =
             |_| StorageError::internal("the tail writer stopped before the slice was written");
-        let slice = slice.await.map_err(stopped)??;
-        Ok(SliceRef { sequence, ..slice })
+        let (slice, claim) = slice.await.map_err(stopped)??;
+        Ok((SliceRef { sequence, ..slice }, Some(claim)))
     }
 
     /// Bytes of slices that wait or are being written.

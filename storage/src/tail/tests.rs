@@ -30,7 +30,7 @@ impl World {
         let sim = SimStore::in_memory(Profile { p50: PUT, p99: PUT, ..Profile::INSTANT }, 1);
         let env = EnvHandle::default();
         let namer = Arc::new(ObjectNamer::new(1));
-        let tail = Arc::new(Tail::new(Arc::new(sim.clone()), namer, &env, 100));
+        let tail = Arc::new(Tail::new(Arc::new(sim.clone()), namer, Arc::default(), &env, 100));
         World { sim, tail, waits: Arc::default(), env }
     }
 
@@ -41,7 +41,7 @@ impl World {
         spawn("a commit", async move {
             let began = Instant::now();
             let waiting = waits.begin(PutKind::Tail, &env);
-            let slice = tail.put(vec![0; bytes].into(), 7, &waiting).await.unwrap();
+            let (slice, _) = tail.put(vec![0; bytes].into(), 7, &waiting).await.unwrap();
             (slice, began.elapsed())
         })
     }
