@@ -28,6 +28,7 @@ use millrace_meta::{GcOptions, Meta, MetaOptions, RewriteOptions};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
+use millrace_storage::given_up::GivenUp;
 use millrace_storage::object::{MeterOptions, Metered, Reserve, local_directory, open_with};
 use millrace_storage::read_counts::TableReads;
 use millrace_storage::recovery_reads::TailPrefetch;
@@ -153,7 +154,8 @@ impl Standalone {
         let apart = overrides.threads == Threads::Apart;
         let runtimes = apart.then(|| Runtimes::start(config.memory_limit)).transpose()?;
         let background = runtimes.as_ref().and_then(Runtimes::background);
-        let (meta, store) = open_state(&config, &overrides, object_store, &background).await?;
+        let (meta, store) =
+            open_state(&config, &overrides, object_store, &background, address).await?;
 
         let worker = Worker::new(WorkerOptions {
             runtime: runtimes.as_ref().and_then(Runtimes::tasks),
@@ -282,16 +284,21 @@ async fn open_state(
     overrides: &Overrides,
     object_store: Arc<dyn ObjectStore>,
     background: &Option<Handle>,
+    address: SocketAddr,
 ) -> Result<(Arc<Meta>, Arc<StateStore>), StartError> {
     let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
     let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
-    let meta = take_lead(config, overrides, || {
-        meta_options(config, overrides, Arc::clone(&object_store), &late_store, &tail)
+    let given_up = Arc::<GivenUp>::default();
+    let meta = take_lead(config, overrides, || MetaOptions {
+        given_up: Arc::clone(&given_up),
+        address: address.to_string(),
+        ..meta_options(config, overrides, Arc::clone(&object_store), &late_store, &tail)
     })
     .await?;
     let options = StoreOptions {
         prefetch: tail.get().cloned(),
         background: background.clone(),
+        given_up,
         ..store_options(config, overrides, object_store, meta.incarnation())
     };
     let store = StateStore::open(options).await?;

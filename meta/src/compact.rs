@@ -189,15 +189,20 @@ async fn compact(
         edit: edit.clone(),
         horizon: horizon.0,
     };
+    let objects: Vec<String> = edit.add_runs.iter().map(|run| run.object.clone()).collect();
     crash::point("compaction-before-commit");
-    match shared.log()?.append(Entry::EditVersion(entry)).await? {
+    let verdict = shared.log()?.append(Entry::EditVersion(entry)).await;
+    if !matches!(verdict, Ok(Ok(_))) {
+        // Dropped, or its runs were replaced, or the store is full: the result is nobody's.
+        shared.give_up(objects);
+    }
+    match verdict? {
         Ok(_) => {
             crash::point("compaction-after-commit");
             debug!(job = label, inputs, outputs = edit.add_runs.len(), "compacted");
             services.compute.apply_edit(job, edit).await;
             crash::point("compaction-after-apply");
         }
-        // Dropped, or its runs were replaced: the result is nobody's.
         Err(void) => debug!(job = label, %void, "a compaction came too late"),
     }
     Ok(())

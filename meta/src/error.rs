@@ -102,6 +102,10 @@ pub enum VoidReason {
     InputsNotReady,
     #[error("another table of the same transaction has failed")]
     PartLost,
+    #[error("the process that it comes from, or names, is fenced")]
+    FencedProcess,
+    #[error("no process has had incarnation {0}")]
+    UnknownProcess(u64),
     #[error("the entry is empty or of an unknown kind")]
     Malformed,
 }

@@ -8,6 +8,7 @@ mod catalog;
 mod detach;
 mod job;
 mod moved;
+mod process;
 
 pub(crate) use catalog::add_dependants;
 pub(crate) use job::position;
@@ -51,7 +52,7 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
     if record.term > state.term {
         state.term = record.term;
         state.leader = record.leader;
-        state.objects.forget_deleted_before(record.term);
+        process::forget_deleted(state);
     }
     state.epoch = Epoch(record.epoch);
     let mut created = Vec::new();
@@ -95,6 +96,10 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::Detach(e) => detach::detach(state, e),
         Entry::Rebuild(e) => detach::rebuild(state, e),
         Entry::MoveParts(e) => moved::move_parts(state, e),
+        Entry::RegisterProcess(e) => process::register(state, e),
+        Entry::FenceProcess(e) => process::fence(state, e),
+        Entry::PlaceJobs(e) => process::place(state, e),
+        Entry::GiveUp(e) => process::give_up(state, e),
     }
 }
 
@@ -216,12 +221,13 @@ fn add_parts(source: &mut SourceRecord, entry: &SourceAdvance) -> Result<bool, V
     Ok(!entry.splits.is_empty() || !entry.files.is_empty())
 }
 
-/// Only what nothing names: garbage, or an object of an incarnation before this leader's.
+/// Only what nothing names: garbage, or an object of a fenced process.
 fn delete_objects(state: &mut MetaState, entry: &DeleteObjects) -> Verdict {
     let deletable = |name: &String| {
         !state.objects.is_referenced(name)
             && (state.objects.is_garbage(name)
-                || objects::parse(name).is_some_and(|(incarnation, _)| incarnation < state.term))
+                || objects::parse(name)
+                    .is_some_and(|(writer, _)| state.processes.has_ended(writer, state.term)))
     };
     if !entry.names.iter().all(deletable) {
         return Err(VoidReason::ObjectInUse);
@@ -229,7 +235,6 @@ fn delete_objects(state: &mut MetaState, entry: &DeleteObjects) -> Verdict {
     for name in &entry.names {
         state.objects.mark_deleted(name);
     }
-    let term = state.term;
-    state.objects.forget_deleted_before(term);
+    process::forget_deleted(state);
     Ok(applied(state))
 }

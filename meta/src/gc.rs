@@ -2,17 +2,19 @@
 //!
 //! An object of any kind (runs, slices of the tail, staged changes, what a dropped relation had) is deleted when the
 //! log says that nothing names it and no reader holds it: it lost its last reference longer than `object_retention`
-//! ago, or it belongs to a fenced incarnation that never committed it. The deletion is logged first, so that its name
-//! can never be referenced again, and then done; what a crash leaves undeleted is found by the sweep at the next
-//! start. Objects that this incarnation has written and not (yet) committed are never touched.
+//! ago and every live process has applied the record that dropped it, the process that wrote it has given it up, or that
+//! process is fenced and never committed it. The deletion is logged first, so that its name can never be referenced
+//! again, and then done; what a crash leaves undeleted is found by the sweep at the next start. Objects that a live
+//! process has written and not (yet) committed are never touched.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, JobId, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::log::{DeleteObjects, Entry};
+use millrace_rpc::log::{DeleteObjects, Entry, GiveUp};
+use millrace_storage::given_up::GivenUp;
 use object_store::path::Path;
 use tracing::{info, warn};
 
@@ -47,7 +49,36 @@ pub struct Collector {
     pub incarnation: u64,
     /// Objects that local readers still hold, whatever the log says.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// What this process has written for nothing.
+    pub given_up: Arc<GivenUp>,
     pub options: GcOptions,
+}
+
+/// Records that were the log's last at earlier looks, with their epochs: what they have dropped may be deleted when all
+/// processes have applied them.
+#[derive(Debug, Default)]
+struct Dropped {
+    /// Ascending; the first is applied by all.
+    looks: VecDeque<(u64, Epoch)>,
+}
+
+impl Dropped {
+    /// The log's last record is this one now. Returns the epoch through which all processes have applied the log.
+    fn look(&mut self, number: u64, epoch: Epoch, all_applied: impl Fn(u64) -> bool) -> Epoch {
+        if self.looks.back().is_none_or(|(last, _)| *last < number) {
+            self.looks.push_back((number, epoch));
+        }
+        let applied = self.looks.iter().take_while(|(number, _)| all_applied(*number)).count();
+        let Some(newest) = applied.checked_sub(1) else { return Epoch::ZERO };
+        // It is needed as long as the next is not applied.
+        self.looks.drain(..newest);
+        self.looks.front().map_or(Epoch::ZERO, |(_, epoch)| *epoch)
+    }
+
+    /// Whether some process has not applied all that was seen.
+    fn is_waiting(&self) -> bool {
+        self.looks.len() > 1
+    }
 }
 
 impl Collector {
@@ -57,16 +88,17 @@ impl Collector {
         // Recovery has the store to itself.
         tokio::time::sleep(self.options.period).await;
         let mut undeleted = Vec::new();
+        let mut dropped = Dropped::default();
         let mut swept = self.try_sweep(&mut undeleted).await;
         // Jobs with versions above their horizon: at first perhaps all.
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            if swept && undeleted.is_empty() {
-                self.news().await;
+            if swept == self.fenced() && undeleted.is_empty() {
+                self.news(dropped.is_waiting()).await;
             }
             tokio::time::sleep(self.options.period).await;
-            if !swept {
+            if swept != self.fenced() {
                 swept = self.try_sweep(&mut undeleted).await;
             }
             // First: what is detached holds no horizon.
@@ -75,47 +107,81 @@ impl Collector {
             }
             self.move_horizons(&mut moving).await;
             undeleted = self.store.delete(undeleted).await;
-            if let Err(error) = self.collect(&mut undeleted).await {
+            if let Err(error) = self.give_up().await {
+                warn!(%error, "what was written for nothing is not logged as such this time");
+            }
+            if let Err(error) = self.collect(&mut dropped, &mut undeleted).await {
                 warn!(%error, "garbage was not collected this time");
             }
         }
     }
 
-    /// Whether it has come to its end.
-    async fn try_sweep(&self, undeleted: &mut Vec<Path>) -> bool {
+    /// How many incarnations were fenced, if it has come to its end.
+    async fn try_sweep(&self, undeleted: &mut Vec<Path>) -> Option<u64> {
+        let fenced = self.fenced();
         let swept = self.sweep(undeleted).await;
         let tell = |error: &MetaError| {
-            warn!(%error, "objects of earlier incarnations were not swept this time");
+            warn!(%error, "objects of fenced processes were not swept this time");
         };
-        swept.inspect_err(tell).is_ok()
+        swept.inspect_err(tell).ok().and(fenced)
     }
 
-    /// Until a record was appended, or garbage is old enough that was not when it was last looked at.
-    async fn news(&self) {
-        let appended = self.shared.appended.notified();
-        if !self.shared.state.read().objects.has_garbage() {
-            return appended.await;
-        }
+    /// How many incarnations are fenced: when there are more, what they have left is swept.
+    fn fenced(&self) -> Option<u64> {
+        Some(self.shared.state.read().processes.fenced())
+    }
+
+    /// Until a record was appended, something was given up, a process has applied more if one is waited for, or garbage
+    /// is old enough that was not when it was last looked at.
+    async fn news(&self, waits_for_process: bool) {
+        let has_garbage = self.shared.state.read().objects.has_garbage();
         let retention = self.shared.settings().object_retention;
-        // In a fixed order, so that a seed repeats a run. Either comes once.
+        // In a fixed order, so that a seed repeats a run. Each comes once.
         tokio::select! {
             biased;
-            () = appended => {}
-            () = tokio::time::sleep(retention) => {}
+            () = self.shared.appended.notified() => {}
+            () = self.given_up.wait() => {}
+            () = self.shared.applied.changed.notified(), if waits_for_process => {}
+            () = tokio::time::sleep(retention), if has_garbage => {}
+        }
+    }
+
+    /// Tells the log what this process has written for nothing: if no version names it, it is garbage from now on.
+    async fn give_up(&self) -> Result<(), MetaError> {
+        let Ok(log) = self.shared.log() else { return Err(MetaError::Closed) };
+        loop {
+            let names = self.given_up.take(BATCH);
+            if names.is_empty() {
+                return Ok(());
+            }
+            let entry = GiveUp { incarnation: self.incarnation, names: names.clone() };
+            if let Err(error) = log.append(Entry::GiveUp(entry)).await {
+                self.given_up.add(names);
+                return Err(error);
+            }
         }
     }
 
     /// Deletes what lost its last reference longer ago than `object_retention`: requests may be on their way to it,
-    /// and copies of a version be under way. Readers that hold it are asked apart (`MetaOptions::pinned`).
-    async fn collect(&self, undeleted: &mut Vec<Path>) -> Result<(), MetaError> {
+    /// and copies of a version be under way. Every live process has applied the record that dropped it: none will begin
+    /// to read it. Readers that hold it are asked apart (`MetaOptions::pinned`).
+    async fn collect(
+        &self,
+        dropped: &mut Dropped,
+        undeleted: &mut Vec<Path>,
+    ) -> Result<(), MetaError> {
         let limit = before(self.shared.env.now_ms(), self.shared.settings().object_retention);
-        let mut garbage = self.shared.state.read().objects.garbage_before(limit);
+        let mut garbage = {
+            let state = self.shared.state.read();
+            let all_applied = |number| self.shared.applied.all_applied(number);
+            let applied = dropped.look(state.number, state.epoch, all_applied);
+            state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))))
+        };
         garbage.retain(|name| !(self.pinned)(name));
         self.delete(garbage, undeleted).await
     }
 
-    /// Deletes what earlier incarnations wrote and no version names. They are fenced by our term: nothing
-    /// of theirs can be committed any more.
+    /// Deletes what fenced processes wrote and no version names: nothing of theirs can be committed any more.
     async fn sweep(&self, undeleted: &mut Vec<Path>) -> Result<(), MetaError> {
         let listed = self.store.list_sizes(DATA_PREFIX).await?;
         let orphans: Vec<String> = {
@@ -123,17 +189,14 @@ impl Collector {
             let alive = listed.iter().filter(|(name, _)| state.objects.is_referenced(name));
             self.shared.listed_sizes.set(alive.cloned());
             let is_orphan = |name: &String| {
-                parse(name).is_some_and(|(incarnation, _)| incarnation < self.incarnation)
+                parse(name).is_some_and(|(writer, _)| state.processes.is_fenced(writer))
                     && !state.objects.is_referenced(name)
                     && !state.objects.is_garbage(name)
             };
             listed.into_iter().map(|(name, _)| name).filter(is_orphan).collect()
         };
         if !orphans.is_empty() {
-            info!(
-                count = orphans.len(),
-                "deleting objects that earlier incarnations left uncommitted"
-            );
+            info!(count = orphans.len(), "deleting objects that fenced processes left uncommitted");
         }
         self.delete(orphans, undeleted).await
     }
@@ -237,4 +300,22 @@ fn retention(relation: &Relation) -> Option<Duration> {
         return None;
     }
     millrace_common::settings::parse_duration(relation.option("retention")?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_dropped_waits_for_the_slowest_process() {
+        let mut dropped = Dropped::default();
+        assert_eq!(dropped.look(3, Epoch(30), |n| n <= 2), Epoch::ZERO);
+        assert_eq!(dropped.look(3, Epoch(30), |n| n <= 4), Epoch(30));
+        assert!(!dropped.is_waiting());
+        assert_eq!(dropped.look(5, Epoch(50), |n| n <= 4), Epoch(30));
+        assert_eq!(dropped.look(9, Epoch(90), |n| n <= 8), Epoch(50));
+        assert!(dropped.is_waiting());
+        assert_eq!(dropped.look(9, Epoch(90), |n| n <= 9), Epoch(90));
+        assert!(!dropped.is_waiting());
+    }
 }

@@ -27,6 +27,7 @@ pub fn check_after(state: &MetaState) -> Result<(), String> {
 /// The first broken invariant, in words.
 pub fn check(state: &MetaState) -> Result<(), String> {
     check_catalog(state)?;
+    check_processes(state)?;
     for (id, job) in state.jobs.iter() {
         let Some(relation) = state.relations.get(id).filter(|r| has_job(r)) else {
             return Err(format!("job {id} has no relation"));
@@ -80,6 +81,21 @@ fn check_sequences(version: &JobVersion) -> Result<(), String> {
             Err(format!("{newest} is there after {} commits", version.commits))
         }
         _ => Ok(()),
+    }
+}
+
+/// Jobs run on live processes, and deleted names are remembered of what may still be named.
+fn check_processes(state: &MetaState) -> Result<(), String> {
+    let processes = &state.processes;
+    processes.check()?;
+    let mut jobs = state.jobs.iter().filter(|(_, job)| job.process != 0);
+    if let Some((id, job)) = jobs.find(|(_, job)| !processes.is_live(job.process)) {
+        return Err(format!("job {id} is placed on process {}, which is fenced", job.process));
+    }
+    let mut deleted = state.objects.deleted_incarnations();
+    match deleted.find(|incarnation| processes.has_ended(*incarnation, state.term)) {
+        Some(incarnation) => Err(format!("deleted names of {incarnation} are remembered in vain")),
+        None => Ok(()),
     }
 }
 

@@ -18,4 +18,4 @@ mod writer;
 pub use lead::{AppendStats, AppendWait, LEADER_LEASE, Retention};
 pub use snapshot::SnapshotPolicy;
 pub use store::{LogStore, Opened, crc, encode_snapshot};
-pub use writer::{LogWriter, Observer, WriterOptions};
+pub use writer::{FirstEntries, LogWriter, Observer, WriterOptions};

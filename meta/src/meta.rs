@@ -10,10 +10,12 @@ use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError,
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
-    RaiseGenerations, Rebuild, SetSetting, SetUser, SplitMarkAt, UserChange,
+    FenceProcess, PlaceJobs, ProcessRole, Rebuild, RegisterProcess, SetSetting, SetUser,
+    SplitMarkAt, UserChange,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
+use millrace_storage::given_up::GivenUp;
 use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
 use prost::bytes::Bytes;
@@ -27,6 +29,7 @@ use crate::feed::{self, Follow};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
 use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions};
+use crate::processes::{Process, ProcessStatus};
 use crate::read;
 use crate::segments::{RewriteOptions, SegmentRewriter};
 use crate::settings::{self, Settings};
@@ -54,6 +57,11 @@ pub struct MetaOptions {
     pub table_reads: ReadsOfTable,
     /// Whether a local reader still holds an object that the log has given up.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    /// What this process has written for nothing.
+    pub given_up: Arc<GivenUp>,
+    /// What this process does, and where others reach it; empty: nobody does.
+    pub roles: Vec<ProcessRole>,
+    pub address: String,
     pub gc: GcOptions,
     /// When segments with little live data are rewritten.
     pub rewrite: RewriteOptions,
@@ -75,6 +83,14 @@ impl MetaOptions {
             table_class: Arc::new(|_, _| AccessClass::PointUpdate),
             table_reads: Arc::new(|_, _| TableReads::MANY),
             pinned: Arc::new(|_| false),
+            given_up: Arc::default(),
+            roles: vec![
+                ProcessRole::Meta,
+                ProcessRole::Frontend,
+                ProcessRole::Compute,
+                ProcessRole::Compactor,
+            ],
+            address: String::new(),
             gc: GcOptions::default(),
             rewrite: RewriteOptions::default(),
             recovering: None,
@@ -104,17 +120,18 @@ const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 pub struct Meta {
     pub(crate) shared: Arc<Shared>,
     store: LogStore,
-    term: u64,
+    incarnation: u64,
     table_class: TableClass,
     table_reads: ReadsOfTable,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    given_up: Arc<GivenUp>,
     gc: GcOptions,
     rewrite: RewriteOptions,
 }
 
 impl Meta {
-    /// Probes the store, reads the log and takes the lead: one record raises the term, fences every
-    /// earlier process and all its jobs' generations.
+    /// Probes the store, reads the log and takes the lead: one record raises the term, registers this process, places
+    /// all jobs on it, which raises their generations, and fences every earlier process.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
         let (opened, ()) = futures::try_join!(store.open(), store.probe(options.env.random()))?;
@@ -137,28 +154,54 @@ impl Meta {
             object_retention: setting(|s| s.object_retention),
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
         };
-        let raise = Entry::RaiseGenerations(RaiseGenerations { jobs: Vec::new() });
-        // What belonged to sessions of earlier processes ends with them.
-        let ended = ephemeral_relations(&opened.state);
-        let mut first = vec![raise];
-        first.extend(
-            (!ended.is_empty()).then_some(Entry::DropRelations(DropRelations { ids: ended })),
-        );
+        let process = RegisterProcess {
+            nonce: shared.env.random().max(1),
+            roles: options.roles.iter().map(|role| *role as i32).collect(),
+            address: options.address,
+        };
+        let first = |state: &MetaState, term| alone(state, term, &process);
         let state = Arc::clone(&shared.state);
-        let (log, term) = LogWriter::lead(store.clone(), opened, state, first, writer).await?;
+        let (log, _) = LogWriter::lead(store.clone(), opened, state, &first, writer).await?;
         shared.set_log(log);
+        let incarnation = shared.state.read().processes.by_nonce(process.nonce);
+        let incarnation =
+            incarnation.ok_or_else(|| SqlError::internal("this process was not registered"))?;
+        let _ = shared.incarnation.set(incarnation);
+        let given_up = options.given_up;
+        let _ = shared.given_up.set(Arc::clone(&given_up));
         // No worker runs yet; each begins with everything committed.
         shared.forget_unpublished();
         shared.refresh();
         let (table_class, pinned) = (options.table_class, options.pinned);
         let table_reads = options.table_reads;
         let (gc, rewrite) = (options.gc, options.rewrite);
-        Ok(Arc::new(Meta { shared, store, term, table_class, table_reads, pinned, gc, rewrite }))
+        Ok(Arc::new(Meta {
+            shared,
+            store,
+            incarnation,
+            table_class,
+            table_reads,
+            pinned,
+            given_up,
+            gc,
+            rewrite,
+        }))
     }
 
-    /// Names this process's objects: `data/<incarnation>/…`. It is the leader's term.
+    /// As the log has registered this process: it names its objects, `data/<incarnation>/…`, and its statements.
     pub fn incarnation(&self) -> u64 {
-        self.term
+        self.incarnation
+    }
+
+    /// The processes that are not fenced, and the last record that each has applied.
+    pub fn processes(&self) -> Vec<ProcessStatus> {
+        let state = self.shared.state.read();
+        let status = |(incarnation, process): (&u64, &Process)| ProcessStatus {
+            incarnation: *incarnation,
+            process: process.clone(),
+            applied: self.shared.applied.last_applied(*incarnation).unwrap_or(process.number),
+        };
+        state.processes.live().iter().map(status).collect()
     }
 
     /// Starts a driver for every job, from its committed version and stored graph. Returns when all have
@@ -175,8 +218,9 @@ impl Meta {
         let collector = Collector {
             shared: Arc::clone(&self.shared),
             store: self.store.clone(),
-            incarnation: self.term,
+            incarnation: self.incarnation,
             pinned: Arc::clone(&self.pinned),
+            given_up: Arc::clone(&self.given_up),
             options: self.gc,
         };
         let scheduler = Scheduler::new(
@@ -229,7 +273,8 @@ impl Meta {
         relation.table_count = options.table_count;
         let (schema, name) = (relation.schema.clone(), relation.name.clone());
         let is_table = relation.kind() == RelationKind::Table;
-        let entry = CreateRelation { relation, or_replace: options.or_replace };
+        let (or_replace, process) = (options.or_replace, self.incarnation);
+        let entry = CreateRelation { relation, or_replace, process };
         let verdict = self.append(Entry::CreateRelation(entry)).await?;
         let id = match verdict {
             Ok(applied) => {
@@ -461,6 +506,25 @@ impl Meta {
             Err(error) => error,
         }
     }
+}
+
+/// How a process begins that leads and does everything alone: it fences the others, and what belonged to their sessions
+/// ends with them.
+fn alone(state: &MetaState, term: u64, process: &RegisterProcess) -> Vec<Entry> {
+    let incarnation = state.processes.next(term);
+    let others: Vec<u64> = state.processes.live().keys().copied().collect();
+    let ended = ephemeral_relations(state);
+    let mut entries = vec![
+        Entry::RegisterProcess(process.clone()),
+        Entry::PlaceJobs(PlaceJobs { incarnation, jobs: Vec::new() }),
+    ];
+    if !others.is_empty() {
+        entries.push(Entry::FenceProcess(FenceProcess { incarnations: others }));
+    }
+    if !ended.is_empty() {
+        entries.push(Entry::DropRelations(DropRelations { ids: ended }));
+    }
+    entries
 }
 
 /// Relations that end with a session, and all that depends on them.

@@ -1,9 +1,10 @@
 //! Which data objects are alive (docs/design.md §9, garbage collection).
 //!
 //! Reference counts follow from the versions and are rebuilt from them; only two things are state of
-//! their own: *garbage* (objects that lost their last reference, and when) and *deleted* names of the
-//! running incarnation, which can never be referenced again. Age alone deletes nothing: an object must
-//! have lost its last reference in the log, or belong to a fenced incarnation without one.
+//! their own: *garbage* (objects that lost their last reference or were given up, and when) and *deleted* names of
+//! live processes, by incarnation, which can never be referenced again. Age alone deletes nothing: an object must
+//! have lost its last reference in the log, have been given up by the process that wrote it, or belong to a fenced
+//! incarnation without one.
 
 use std::collections::BTreeMap;
 
@@ -113,9 +114,10 @@ impl Objects {
         }
     }
 
-    /// An object that was written for nothing is garbage since `epoch`.
+    /// An object that was written for nothing is garbage since `epoch`; one that something names, or that is deleted,
+    /// stays as it is.
     pub fn discard(&mut self, name: &str, epoch: Epoch) {
-        if !self.is_referenced(name) {
+        if !self.is_referenced(name) && !self.is_deleted(name) {
             self.garbage.entry(name.to_owned()).or_insert(epoch);
         }
     }
@@ -188,14 +190,18 @@ impl Objects {
             .is_some_and(|(k, end)| k.0 == incarnation && counter <= *end)
     }
 
-    /// A new leader fences all earlier incarnations: nothing of theirs can be committed any more, so
-    /// their deleted names need no memory.
-    pub fn forget_deleted_before(&mut self, incarnation: u64) {
-        self.deleted.retain(|k, _| k.0 >= incarnation);
+    /// Nothing of a fenced incarnation can be committed any more, so its deleted names need no memory.
+    pub fn forget_deleted(&mut self, is_fenced: impl Fn(u64) -> bool) {
+        self.deleted.retain(|k, _| !is_fenced(k.0));
     }
 
     pub fn garbage_snapshot(&self) -> BTreeMap<String, u64> {
         self.garbage.iter().map(|(n, e)| (n.clone(), e.0)).collect()
+    }
+
+    /// Incarnations of which deleted names are remembered.
+    pub fn deleted_incarnations(&self) -> impl Iterator<Item = u64> {
+        self.deleted.keys().map(|k| k.0)
     }
 
     pub fn deleted_snapshot(&self) -> Vec<CounterRange> {
@@ -260,7 +266,7 @@ mod tests {
         assert_eq!(ranges, [(1, 1), (5, 7), (9, 9)]);
         assert!([1, 5, 6, 7, 9].into_iter().all(|c| objects.is_deleted(&name(c))));
         assert!([0, 2, 4, 8, 10].into_iter().all(|c| !objects.is_deleted(&name(c))));
-        objects.forget_deleted_before(4);
+        objects.forget_deleted(|incarnation| incarnation < 4);
         assert!(!objects.is_deleted(&name(5)));
     }
 

@@ -249,6 +249,7 @@ mod tests {
             version,
             timeline,
             inputs,
+            process: 0,
             horizon: Epoch::ZERO,
             watermarks: Default::default(),
         };

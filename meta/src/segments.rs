@@ -206,7 +206,11 @@ impl SegmentRewriter {
         let copied: u64 = parts.iter().map(|p| p.length).sum();
         let moved = services.compactor.copy_parts(parts).await?;
         crash::point("segments-before-log");
-        match self.shared.log()?.append(Entry::MoveParts(moved.clone())).await? {
+        let verdict = self.shared.log()?.append(Entry::MoveParts(moved.clone())).await;
+        if !matches!(verdict, Ok(Ok(_))) {
+            self.shared.give_up([moved.object.clone()]);
+        }
+        match verdict? {
             Ok(_) => {
                 crash::point("segments-after-log");
                 services.compute.move_parts(moved).await;

@@ -11,6 +11,7 @@ use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError}
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
 use millrace_rpc::version::JobCommit;
+use millrace_storage::given_up::GivenUp;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -26,6 +27,7 @@ use crate::fold::Verdict;
 use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
+use crate::processes::AppliedRecords;
 use crate::relation_changes::RelationChanges;
 use crate::segments::{ListedSizes, RewriteCounters};
 use crate::settings::Settings;
@@ -77,6 +79,12 @@ pub struct Shared {
     pub compaction: CompactionQueue,
     /// What segments with little live data were rewritten.
     pub rewrites: RewriteCounters,
+    /// How far each process has come.
+    pub applied: AppliedRecords,
+    /// What this process has written for nothing; set when it leads.
+    pub given_up: OnceLock<Arc<GivenUp>>,
+    /// Of this process; set when it leads.
+    pub incarnation: OnceLock<u64>,
     /// Sizes of objects that earlier incarnations wrote.
     pub listed_sizes: ListedSizes,
     /// Stops everything.
@@ -111,6 +119,9 @@ impl Shared {
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
             rewrites: RewriteCounters::default(),
+            applied: AppliedRecords::default(),
+            given_up: OnceLock::new(),
+            incarnation: OnceLock::new(),
             listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),
         })
@@ -232,6 +243,13 @@ impl Shared {
         };
         self.wake(readers);
         self.changes.touch(id);
+    }
+
+    /// These objects, which no version names, are of no use.
+    pub fn give_up(&self, names: impl IntoIterator<Item = String>) {
+        if let Some(given_up) = self.given_up.get() {
+            given_up.add(names);
+        }
     }
 
     /// No worker runs yet: each begins with everything committed. Only what a sink has staged may not
@@ -456,6 +474,14 @@ impl Shared {
         if catalog_changed {
             let catalog = self.catalog();
             self.changes.touch_where(|id| catalog.relation(id).is_none());
+        }
+        let changes_processes =
+            |e: &Entry| matches!(e, Entry::RegisterProcess(_) | Entry::FenceProcess(_));
+        if record.entries.iter().any(|e| e.entry.as_ref().is_some_and(changes_processes)) {
+            self.applied.sync(&self.state.read().processes);
+        }
+        if let Some(own) = self.incarnation.get() {
+            self.applied.acknowledge(*own, record.number);
         }
         self.compaction.look_at(touched.edited.iter().copied());
         self.committed.lock().extend(touched.committed);

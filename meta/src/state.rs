@@ -20,6 +20,7 @@ use crate::catalog::without_views;
 use crate::dependencies::Dependencies;
 use crate::jobs::Jobs;
 use crate::objects::Objects;
+use crate::processes::Processes;
 use crate::timeline::Timeline;
 
 /// First id of a user's relation, as in PostgreSQL.
@@ -39,6 +40,8 @@ pub struct JobRecord {
     /// The relations with content of their own that it reads: fixed at its creation, plain views
     /// expanded. Replacing a view does not change the jobs planned over it. Roots: none.
     pub inputs: Vec<RelationId>,
+    /// The incarnation of the process that it runs on; 0: none. A job that is placed elsewhere has a higher generation.
+    pub process: u64,
     /// Versions below may be gone.
     pub horizon: Epoch,
     /// Its watermarks over time, ascending; each holds until the next.
@@ -143,6 +146,7 @@ pub struct MetaState {
     /// Users that were created or changed, and their SCRAM verifiers.
     pub users: BTreeMap<String, Option<String>>,
     pub objects: Objects,
+    pub processes: Processes,
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
@@ -173,6 +177,7 @@ impl Default for MetaState {
             settings: BTreeMap::new(),
             users: BTreeMap::new(),
             objects: Objects::default(),
+            processes: Processes::default(),
             statements: Statements::default(),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
@@ -254,6 +259,7 @@ impl MetaState {
             settings: self.settings.clone(),
             users: self.users.clone(),
             objects: self.objects.without_references(),
+            processes: self.processes.clone(),
             statements: Statements {
                 order: self.statements.order.clone(),
                 by_id: HashMap::default(),
@@ -293,6 +299,9 @@ impl MetaState {
                 .iter()
                 .map(|(n, v)| UserSnapshot { name: n.clone(), verifier: v.clone() })
                 .collect(),
+            last_incarnation: self.processes.last(),
+            processes: self.processes.live_snapshot(),
+            fenced_nonces: self.processes.fenced_nonces().collect(),
         }
     }
 
@@ -331,6 +340,11 @@ impl MetaState {
             settings: snapshot.settings,
             users: snapshot.users.into_iter().map(|u| (u.name, u.verifier)).collect(),
             objects,
+            processes: Processes::from_snapshot(
+                snapshot.last_incarnation,
+                snapshot.processes,
+                snapshot.fenced_nonces,
+            ),
             statements,
             catalog_version: 0,
             unpublished: BTreeMap::new(),
@@ -349,6 +363,7 @@ fn job_snapshot(id: RelationId, job: &JobRecord) -> JobSnapshot {
         timeline: job.timeline.to_snapshot(),
         horizon: job.horizon.0,
         inputs: job.inputs.iter().map(|i| i.0).collect(),
+        process: job.process,
         watermarks: job
             .watermarks
             .iter()
@@ -363,6 +378,7 @@ fn job_record(snapshot: JobSnapshot) -> JobRecord {
         timeline: Timeline::from_snapshot(&snapshot.timeline),
         horizon: Epoch(snapshot.horizon),
         inputs: snapshot.inputs.into_iter().map(RelationId).collect(),
+        process: snapshot.process,
         watermarks: snapshot.watermarks.into_iter().map(|w| (Epoch(w.epoch), w.columns)).collect(),
     }
 }

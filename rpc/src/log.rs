@@ -39,7 +39,7 @@ pub struct LogRecord {
 pub struct LogEntry {
     #[prost(
         oneof = "Entry",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73"
     )]
     pub entry: Option<Entry>,
 }
@@ -85,6 +85,86 @@ pub enum Entry {
     Tick(Tick),
     #[prost(message, tag = "60")]
     MoveParts(MoveParts),
+    #[prost(message, tag = "70")]
+    RegisterProcess(RegisterProcess),
+    #[prost(message, tag = "71")]
+    FenceProcess(FenceProcess),
+    #[prost(message, tag = "72")]
+    PlaceJobs(PlaceJobs),
+    #[prost(message, tag = "73")]
+    GiveUp(GiveUp),
+}
+
+/// A process takes part from now on. The fold gives it the next incarnation, which names its objects and runs; the
+/// same nonce again has the same incarnation.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct RegisterProcess {
+    /// Random, chosen by the process when it starts. Not 0.
+    #[prost(fixed64, tag = "1")]
+    pub nonce: u64,
+    /// What it does.
+    #[prost(enumeration = "ProcessRole", repeated, tag = "2")]
+    pub roles: Vec<i32>,
+    /// Where others reach it; empty: nobody does.
+    #[prost(string, tag = "3")]
+    pub address: String,
+}
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum ProcessRole {
+    Unspecified = 0,
+    Meta = 1,
+    Frontend = 2,
+    Compute = 3,
+    Compactor = 4,
+}
+
+/// These processes are taken for dead, for good: what they have uploaded and not committed can never be committed. The
+/// generations of the jobs placed on them rise.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct FenceProcess {
+    /// Those that are fenced already are left out; one that was never given makes the entry void.
+    #[prost(uint64, repeated, tag = "1")]
+    pub incarnations: Vec<u64>,
+}
+
+/// These jobs run on this process from now on. The generations of those that ran elsewhere rise.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct PlaceJobs {
+    /// Void if it is fenced.
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    /// Empty: all jobs.
+    #[prost(uint32, repeated, tag = "2")]
+    pub jobs: Vec<u32>,
+}
+
+/// Objects that their process has written and will never bring into the log: unless something names them already,
+/// they are garbage.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct GiveUp {
+    /// Void if it is fenced: then everything that nothing names is garbage.
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    /// All of this incarnation.
+    #[prost(string, repeated, tag = "2")]
+    pub names: Vec<String>,
+}
+
+/// A live process in a snapshot.
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub struct ProcessSnapshot {
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    #[prost(message, required, tag = "2")]
+    pub registration: RegisterProcess,
+    /// Of the record that registered it.
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+    #[prost(uint64, tag = "4")]
+    pub number: u64,
 }
 
 /// What [`SetUser`] does to the user of that name.
@@ -138,6 +218,9 @@ pub struct CreateRelation {
     /// A plain view of this name is replaced in place and keeps its id.
     #[prost(bool, tag = "2")]
     pub or_replace: bool,
+    /// The incarnation of the process that a job of the relation runs on. 0, or fenced: on none yet.
+    #[prost(uint64, tag = "3")]
+    pub process: u64,
 }
 
 /// All or none: void if a relation outside the list depends on one inside.
@@ -408,7 +491,7 @@ pub struct Snapshot {
     /// Objects no version names any more, with the epoch since when.
     #[prost(btree_map = "string, uint64", tag = "13")]
     pub garbage: std::collections::BTreeMap<String, u64>,
-    /// Names of the current term's incarnation whose deletion is logged.
+    /// Names of live processes whose deletion is logged.
     #[prost(message, repeated, tag = "14")]
     pub deleted: Vec<CounterRange>,
     /// The newest statements committed, oldest first.
@@ -416,6 +499,15 @@ pub struct Snapshot {
     pub statements: Vec<CommittedStatement>,
     #[prost(message, repeated, tag = "30")]
     pub users: Vec<UserSnapshot>,
+    /// The newest incarnation that was given; 0: none was, and terms named objects.
+    #[prost(uint64, tag = "40")]
+    pub last_incarnation: u64,
+    /// Those that are not fenced.
+    #[prost(message, repeated, tag = "41")]
+    pub processes: Vec<ProcessSnapshot>,
+    /// Nonces of the processes that were fenced last, oldest first.
+    #[prost(fixed64, repeated, tag = "42")]
+    pub fenced_nonces: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -431,6 +523,9 @@ pub struct JobSnapshot {
     /// The relations it reads, as they were when it was created.
     #[prost(uint32, repeated, tag = "5")]
     pub inputs: Vec<u32>,
+    /// The incarnation of the process that it runs on; 0: none.
+    #[prost(uint64, tag = "6")]
+    pub process: u64,
     /// Its watermarks over time.
     #[prost(message, repeated, tag = "20")]
     pub watermarks: Vec<WatermarksAt>,
@@ -631,6 +726,59 @@ mod tests {
         assert_eq!(hex(&bytes), body);
         let read = LogEntry::decode(&bytes[..]).unwrap();
         assert_eq!(read.entry, Some(moved));
+    }
+
+    /// As above.
+    #[test]
+    fn golden_entries_of_processes() {
+        use prost::Message;
+        let roles = vec![ProcessRole::Meta as i32, ProcessRole::Compute as i32];
+        let entries = [
+            Entry::RegisterProcess(RegisterProcess { nonce: 1, roles, address: "a".into() }),
+            Entry::FenceProcess(FenceProcess { incarnations: vec![7, 300] }),
+            Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5, 6] }),
+            Entry::GiveUp(GiveUp { incarnation: 7, names: vec!["n".into()] }),
+        ];
+        let expected = [
+            "b20410".to_owned() + "090100000000000000" + "12020103" + "1a0161",
+            "ba0405".to_owned() + "0a0307ac02",
+            "c20406".to_owned() + "0807" + "12020506",
+            "ca0405".to_owned() + "0807" + "12016e",
+        ];
+        for (entry, expected) in entries.into_iter().zip(expected) {
+            let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
+            assert_eq!(hex(&bytes), expected);
+            assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
+        }
+    }
+
+    /// As above.
+    #[test]
+    fn golden_snapshot_of_processes() {
+        use prost::Message;
+        let registration = RegisterProcess { nonce: 1, roles: vec![3], address: String::new() };
+        let process = ProcessSnapshot { incarnation: 7, registration, epoch: 300, number: 5 };
+        let snapshot = Snapshot {
+            last_incarnation: 8,
+            processes: vec![process],
+            fenced_nonces: vec![2],
+            ..Snapshot::default()
+        };
+        let body = concat!(
+            "c00208", // the newest incarnation
+            "ca0215",
+            "0807", // incarnation 7
+            "120c",
+            "090100000000000000",
+            "120103", // nonce 1, a compute process
+            "18ac02",
+            "2005",                   // registered at 300, by record 5
+            "d202080200000000000000", // nonce 2 is fenced
+        );
+        let bytes = snapshot.encode_to_vec();
+        let body_at = bytes.len() - body.len() / 2;
+        assert_eq!(hex(&bytes[body_at..]), body);
+        assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
     }
 
     #[test]

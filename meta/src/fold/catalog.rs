@@ -40,7 +40,8 @@ pub fn create_relation(
         relation.table_count = relation.table_count.max(1);
         relation.first_table_id = state.next_table_id;
         state.next_table_id += relation.table_count;
-        let job = new_job(state, &relation);
+        let process = Some(entry.process).filter(|p| state.processes.is_live(*p));
+        let job = JobRecord { process: process.unwrap_or(0), ..new_job(state, &relation) };
         state.jobs.insert(id, job);
         created.push(id);
     } else {
@@ -103,6 +104,7 @@ fn new_job(state: &MetaState, relation: &Relation) -> JobRecord {
         version: Arc::new(version),
         timeline,
         inputs,
+        process: 0,
         horizon: Epoch::ZERO,
         watermarks: Default::default(),
     }

@@ -12,6 +12,7 @@ use millrace_rpc::version::{
 use millrace_rpc::vnode_set;
 
 use super::detach::drop_runs;
+use super::process::check_named;
 use super::{Applied, Verdict, applied};
 use crate::commit_volume::bytes_of;
 use crate::error::VoidReason;
@@ -215,16 +216,14 @@ fn check_epoch(
     if fits { Ok(()) } else { Err(VoidReason::BadEpoch) }
 }
 
-/// New objects must not have been deleted; replaced runs must be there.
+/// New objects must not have been deleted and come from a live process; replaced runs must be there.
 fn check_references(
     state: &MetaState,
     version: &JobVersion,
     entry: &JobCommit,
 ) -> Result<(), VoidReason> {
     let staged = entry.publish.iter().flat_map(|p| &p.parts);
-    if entry.slices.iter().chain(staged).any(|s| state.objects.is_deleted(&s.object)) {
-        return Err(VoidReason::DeletedObject);
-    }
+    entry.slices.iter().chain(staged).try_for_each(|s| check_named(state, &s.object))?;
     entry.edit.as_ref().map_or(Ok(()), |edit| check_edit(state, version, edit))
 }
 
@@ -233,9 +232,7 @@ fn check_edit(
     version: &JobVersion,
     edit: &VersionEdit,
 ) -> Result<(), VoidReason> {
-    if edit.add_runs.iter().any(|r| state.objects.is_deleted(&r.object)) {
-        return Err(VoidReason::DeletedObject);
-    }
+    edit.add_runs.iter().try_for_each(|r| check_named(state, &r.object))?;
     let known = |id: &u64| version.runs.iter().any(|r| r.run_id == *id);
     if !edit.remove_runs.iter().all(known) || edit.add_runs.iter().any(|r| known(&r.run_id)) {
         return Err(VoidReason::UnknownRun);

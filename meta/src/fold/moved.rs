@@ -8,6 +8,7 @@ use millrace_common::{Epoch, RelationId};
 use millrace_rpc::log::{MoveParts, MovedPart};
 use millrace_rpc::version::JobVersion;
 
+use super::process::check_named;
 use super::{Verdict, applied};
 use crate::error::VoidReason;
 use crate::objects::Objects;
@@ -23,9 +24,7 @@ pub fn move_parts(state: &mut MetaState, entry: &MoveParts) -> Verdict {
     if entry.object.is_empty() || entry.parts.iter().any(|p| p.from_object.is_empty()) {
         return Err(VoidReason::Malformed);
     }
-    if state.objects.is_deleted(&entry.object) {
-        return Err(VoidReason::DeletedObject);
-    }
+    check_named(state, &entry.object)?;
     let mut jobs: BTreeMap<u32, Moves> = BTreeMap::new();
     for part in &entry.parts {
         let MovedPart { job, from_object, from_offset, length, offset } = part;

@@ -40,6 +40,9 @@ pub trait Observer: Send + Sync + 'static {
     fn folded(&self, record: &LogRecord, verdicts: &[Verdict]);
 }
 
+/// The entries of a leader's first record, given the state that it follows and its term.
+pub type FirstEntries<'a> = &'a (dyn Fn(&MetaState, u64) -> Vec<Entry> + Send + Sync);
+
 pub struct WriterOptions {
     pub env: EnvHandle,
     pub policy: SnapshotPolicy,
@@ -70,7 +73,7 @@ impl LogWriter {
         store: LogStore,
         opened: Opened,
         state: Arc<RwLock<MetaState>>,
-        entries: Vec<Entry>,
+        entries: FirstEntries<'_>,
         options: WriterOptions,
     ) -> Result<(LogWriter, u64), MetaError> {
         let nonce = options.env.random();
@@ -254,12 +257,15 @@ impl Writer {
     }
 
     /// Appends term + 1, after folding whatever others append meanwhile.
-    async fn take_lead(&mut self, entries: Vec<Entry>) -> Result<(), MetaError> {
-        let entries: Vec<LogEntry> = entries.into_iter().map(wrap).collect();
+    async fn take_lead(&mut self, entries: FirstEntries<'_>) -> Result<(), MetaError> {
         loop {
             let began = self.options.env.since_boot();
-            self.term = self.state.read().term + 1;
-            let record = self.next_record(entries.clone());
+            let entries = {
+                let state = self.state.read();
+                self.term = state.term + 1;
+                entries(&state, self.term)
+            };
+            let record = self.next_record(entries.into_iter().map(wrap).collect());
             let bytes = encode_frame(&record, crc);
             crash::point("meta-before-lead");
             if self.resolve(record.number, &bytes).await?.is_none() {

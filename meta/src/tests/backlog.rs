@@ -36,6 +36,7 @@ fn add(
         version: Arc::new(JobVersion { epoch, ..JobVersion::default() }),
         timeline,
         inputs: inputs.to_vec(),
+        process: 0,
         horizon: Epoch::ZERO,
         watermarks: Default::default(),
     };

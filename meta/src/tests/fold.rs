@@ -5,9 +5,9 @@ use std::sync::Arc;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
-    CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, LogEntry, LogRecord,
-    MoveParts, MovedPart, RaiseGenerations, SetSetting, Snapshot, SourceAdvance, SplitOffset,
-    StartBackfill, decode_frame, encode_frame,
+    CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, FenceProcess, GiveUp,
+    LogEntry, LogRecord, MoveParts, MovedPart, PlaceJobs, RaiseGenerations, RegisterProcess,
+    SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill, decode_frame, encode_frame,
 };
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{Flushed, JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
@@ -61,6 +61,20 @@ enum Op {
         which: u8,
         to: u8,
     },
+    Register {
+        nonce: u8,
+    },
+    Fence {
+        incarnation: u8,
+    },
+    Place {
+        incarnation: u8,
+        which: u8,
+    },
+    GiveUp {
+        incarnation: u8,
+        object: u8,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -75,6 +89,10 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<u8>().prop_map(|value| Op::Setting { value }),
         1 => any::<u8>().prop_map(|object| Op::Delete { object }),
         2 => (any::<u8>(), any::<u8>()).prop_map(|(which, to)| Op::Move { which, to }),
+        1 => (0u8..5).prop_map(|nonce| Op::Register { nonce }),
+        1 => (0u8..5).prop_map(|incarnation| Op::Fence { incarnation }),
+        1 => (0u8..5, any::<u8>()).prop_map(|(incarnation, which)| Op::Place { incarnation, which }),
+        1 => (0u8..5, any::<u8>()).prop_map(|(incarnation, object)| Op::GiveUp { incarnation, object }),
     ]
 }
 
@@ -83,7 +101,7 @@ fn history() -> impl Strategy<Value = Vec<Vec<Op>>> {
 }
 
 pub fn object(n: u8) -> String {
-    format!("data/1/{n}.seg")
+    format!("data/{}/{n}.seg", 1 + n / 128)
 }
 
 fn nth<T: Copy>(items: impl Iterator<Item = T>, n: u8) -> Option<T> {
@@ -105,7 +123,7 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
                 2 => relation(&name, RelationKind::View, &deps),
                 _ => view(&name, &deps),
             };
-            Entry::CreateRelation(CreateRelation { relation, or_replace: *kind == 2 })
+            Entry::CreateRelation(CreateRelation { relation, or_replace: *kind == 2, process: 0 })
         }
         Op::Drop { which } => {
             let ids =
@@ -137,6 +155,21 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
         }),
         Op::Delete { object: n } => Entry::DeleteObjects(DeleteObjects { names: vec![object(*n)] }),
         Op::Move { which, to } => Entry::MoveParts(moved(state, job(*which), *to)),
+        Op::Register { nonce } => {
+            let nonce = u64::from(*nonce);
+            Entry::RegisterProcess(RegisterProcess { nonce, ..RegisterProcess::default() })
+        }
+        Op::Fence { incarnation } => {
+            Entry::FenceProcess(FenceProcess { incarnations: vec![u64::from(*incarnation)] })
+        }
+        Op::Place { incarnation, which } => {
+            let jobs = vec![job(*which).0];
+            Entry::PlaceJobs(PlaceJobs { incarnation: u64::from(*incarnation), jobs })
+        }
+        Op::GiveUp { incarnation, object: n } => {
+            let incarnation = u64::from(*incarnation);
+            Entry::GiveUp(GiveUp { incarnation, names: vec![object(*n)] })
+        }
     }
 }
 
@@ -237,7 +270,7 @@ fn moved(state: &MetaState, id: RelationId, to: u8) -> MoveParts {
     MoveParts { object: object(to), parts }
 }
 
-fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
+pub fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
     LogRecord {
         number: state.number + 1,
         term: state.term.max(1),
@@ -268,7 +301,7 @@ fn run(history: &[Vec<Op>]) -> (Vec<LogRecord>, Vec<MetaState>) {
     (records, states)
 }
 
-fn through_bytes(state: &MetaState) -> MetaState {
+pub fn through_bytes(state: &MetaState) -> MetaState {
     let bytes = encode_frame(&state.to_snapshot(), crc);
     MetaState::from_snapshot(decode_frame::<Snapshot>(&bytes, crc).unwrap())
 }
@@ -397,7 +430,8 @@ fn defined_until(state: &MetaState, id: RelationId, at: Epoch) -> Epoch {
 pub fn table_and_view() -> (MetaState, RelationId, RelationId) {
     let mut state = MetaState::default();
     let (t, v) = (RelationId(FIRST_RELATION_ID), RelationId(FIRST_RELATION_ID + 1));
-    let create = |r| Entry::CreateRelation(CreateRelation { relation: r, or_replace: false });
+    let create =
+        |r| Entry::CreateRelation(CreateRelation { relation: r, or_replace: false, process: 0 });
     assert!(step(&mut state, vec![create(table("t"))])[0].is_ok());
     assert!(step(&mut state, vec![create(view("v", &[t]))])[0].is_ok());
     let done = commit(&state, v, 0, true, 1, true);
@@ -505,8 +539,11 @@ fn an_idle_view_follows_the_head_and_a_change_holds_it_until_it_commits() {
 #[test]
 fn a_backfill_reads_all_inputs_at_one_epoch_before_its_record() {
     let (mut state, t, v) = table_and_view();
-    let create =
-        Entry::CreateRelation(CreateRelation { relation: view("w", &[t, v]), or_replace: false });
+    let create = Entry::CreateRelation(CreateRelation {
+        relation: view("w", &[t, v]),
+        or_replace: false,
+        process: 0,
+    });
     let commit = commit(&state, t, 0, true, 5, true);
     let before = state.epoch;
     assert!(step(&mut state, vec![create, Entry::Commit(commit)]).iter().all(Result::is_ok));
@@ -520,7 +557,11 @@ fn a_backfill_reads_all_inputs_at_one_epoch_before_its_record() {
 fn a_view_over_an_unfinished_view_gets_its_snapshot_epoch_later() {
     let (mut state, t, v) = table_and_view();
     let create = |name: &str, deps: &[RelationId]| {
-        Entry::CreateRelation(CreateRelation { relation: view(name, deps), or_replace: false })
+        Entry::CreateRelation(CreateRelation {
+            relation: view(name, deps),
+            or_replace: false,
+            process: 0,
+        })
     };
     let (a, b) = (RelationId(v.0 + 1), RelationId(v.0 + 2));
     step(&mut state, vec![create("a", &[t])]);
@@ -558,8 +599,11 @@ fn a_deleted_name_can_never_be_referenced_again() {
 #[test]
 fn a_void_commit_voids_those_cut_after_it() {
     let (mut state, t, v) = table_and_view();
-    let create =
-        Entry::CreateRelation(CreateRelation { relation: view("w", &[t]), or_replace: false });
+    let create = Entry::CreateRelation(CreateRelation {
+        relation: view("w", &[t]),
+        or_replace: false,
+        process: 0,
+    });
     step(&mut state, vec![create, Entry::DropRelations(DropRelations { ids: vec![v.0] })]);
     let delete = Entry::DeleteObjects(DeleteObjects { names: vec![object(1)] });
     assert!(step(&mut state, vec![delete])[0].is_ok());
@@ -602,7 +646,8 @@ fn a_record_takes_several_commits_of_a_view_in_order() {
 fn a_view_cannot_be_replaced_by_one_that_reads_itself() {
     let mut state = MetaState::default();
     let ids = [0, 1, 2].map(|n| RelationId(FIRST_RELATION_ID + n));
-    let create = |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true });
+    let create =
+        |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true, process: 0 });
     let plain = |name: &str, deps: &[RelationId]| create(relation(name, RelationKind::View, deps));
     step(&mut state, vec![create(table("t"))]);
     step(&mut state, vec![plain("a", &[ids[0]])]);
@@ -616,7 +661,8 @@ fn a_view_cannot_be_replaced_by_one_that_reads_itself() {
 fn a_view_that_rows_were_computed_from_keeps_its_definition() {
     let mut state = MetaState::default();
     let ids = [0, 1, 2].map(|n| RelationId(FIRST_RELATION_ID + n));
-    let create = |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true });
+    let create =
+        |relation| Entry::CreateRelation(CreateRelation { relation, or_replace: true, process: 0 });
     let plain = |name: &str, query: &str, dep: RelationId| {
         let query = query.to_owned();
         create(millrace_rpc::catalog::Relation {

@@ -10,6 +10,7 @@ mod fold;
 mod isolation;
 mod log;
 mod many_jobs;
+mod processes;
 mod reads;
 mod rebuild;
 mod store;
