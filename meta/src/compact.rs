@@ -2,7 +2,7 @@
 //! (docs/design.md §9).
 //!
 //! A compaction is valid while its input runs are part of the version and the job has the generation it
-//! was planned in; its result takes effect by a record in the log and is then told to the worker. Only
+//! was planned in; its result takes effect by a record in the log, which the worker is sent like all. Only
 //! jobs whose worker has opened their state are compacted, so that no worker misses an edit between
 //! reading a version and opening it. A task that fails is tried again after a pause; nothing it wrote is
 //! referenced.
@@ -183,13 +183,9 @@ async fn compact(
     let (job, horizon, inputs) = (task.job, task.horizon, task.inputs.len());
     let label = task.relation.label();
     let edit = services.compactor.compact(task).await?;
-    let entry = EditVersion {
-        job: job.0,
-        generation: generation.0,
-        edit: edit.clone(),
-        horizon: horizon.0,
-    };
     let objects: Vec<String> = edit.add_runs.iter().map(|run| run.object.clone()).collect();
+    let outputs = objects.len();
+    let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon: horizon.0 };
     crash::point("compaction-before-commit");
     let verdict = shared.log()?.append(Entry::EditVersion(entry)).await;
     if !matches!(verdict, Ok(Ok(_))) {
@@ -197,10 +193,11 @@ async fn compact(
         shared.give_up(objects);
     }
     match verdict? {
-        Ok(_) => {
+        Ok(applied) => {
             crash::point("compaction-after-commit");
-            debug!(job = label, inputs, outputs = edit.add_runs.len(), "compacted");
-            services.compute.apply_edit(job, edit).await;
+            debug!(job = label, inputs, outputs, "compacted");
+            // Until then its runs are taken.
+            shared.wait_applied(job, applied.record).await;
             crash::point("compaction-after-apply");
         }
         Err(void) => debug!(job = label, %void, "a compaction came too late"),

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use millrace_common::{Env, Epoch, Generation, JobId, SqlError, SqlState, crash};
+use millrace_common::{Env, Epoch, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill, Tick};
-use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, StartJob};
 use millrace_rpc::version::JobCommit;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -146,6 +146,7 @@ impl Driver {
     async fn end_generation(&self, generation: Generation) {
         // Nobody waits for this generation's part of a transaction.
         self.shared.groups.abort(self.handle.id, generation);
+        self.handle.set_stopped();
         self.handle.set_cutting(None);
         self.handle.set_sealed(None);
         let stop = self.compute.stop_job(self.handle.id, generation);
@@ -233,10 +234,8 @@ impl Driver {
         let Some(start) = self.start_message(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
-        let horizon = self.shared.state.read().jobs.get(&self.handle.id).map(|j| j.horizon);
+        self.handle.set_stopped();
         self.compute.start_job(start).await?;
-        // Compactions have dropped versions below: nobody may read there.
-        self.compute.set_horizon(self.handle.id, horizon.unwrap_or_default()).await;
         // The worker has opened the job anew: it is told again what has risen since.
         self.shared.committed.lock().insert(self.handle.id);
         self.handle.set_started(generation);
@@ -325,6 +324,9 @@ impl Driver {
             relation: state.relations.get(&id)?.as_ref().clone(),
             generation,
             version: job.version.as_ref().clone(),
+            record: state.number,
+            // Compactions have dropped versions below.
+            horizon: job.horizon,
             inputs: job
                 .inputs
                 .iter()
@@ -401,8 +403,6 @@ impl Driver {
         if ends_rebuild {
             in_flight.drain().await?;
             self.commit(generation, commit, begun, &mut Turn::default()).await?;
-            self.publish_staged(generation, publishing).await;
-            self.shared.published(id);
             self.shared.wake_beginners();
             // The content has other state tables behind it now.
             return Err(ExitReason::Superseded);
@@ -420,18 +420,18 @@ impl Driver {
                     turn.begin().await;
                 }
                 if root && commit.is_empty() {
-                    // What was last sealed has no entry in the log.
-                    let outcome = CommitOutcome::Committed(self.committed_epoch());
-                    self.compute.conclude_epoch(id, generation, outcome).await;
+                    // What was last sealed has no entry in the log: the worker concludes it.
                     turn.end();
                     self.handle.notify.notify_one();
                     return Ok(());
                 }
-                self.commit(generation, commit, begun, &mut turn).await?;
+                let record = self.commit(generation, commit, begun, &mut turn).await?;
                 if publishes {
                     self.publish_staged(generation, publishing).await;
                 }
-                self.shared.published(id);
+                if self.is_sink() {
+                    self.shared.published(id, record);
+                }
                 turn.end();
                 self.handle.notify.notify_one();
                 Ok(())
@@ -440,14 +440,15 @@ impl Driver {
         Ok(())
     }
 
-    /// Logs a commit and, when it is its turn, concludes it.
+    /// Logs a commit and waits, when it is its turn, until the record stream has brought it to the worker. Returns its
+    /// record.
     async fn commit(
         &self,
         generation: Generation,
         mut commit: JobCommit,
         begun: Instant,
         turn: &mut Turn,
-    ) -> Result<(), ExitReason> {
+    ) -> Result<u64, ExitReason> {
         let (id, epoch) = (self.handle.id, Epoch(commit.epoch));
         commit.published = self.unmarked().unwrap_or(0);
         let bytes = bytes_of(&commit);
@@ -465,17 +466,26 @@ impl Driver {
             Ok(Ok(applied)) => {
                 self.handle.committed(self.shared.env.elapsed(begun));
                 self.handle.note_written(applied.epoch, bytes);
-                crash::point("meta-before-conclude");
-                self.compute
-                    .conclude_epoch(id, generation, CommitOutcome::Committed(applied.epoch))
-                    .await;
-                crash::point("meta-after-conclude");
-                Ok(())
+                if !self.is_sink() {
+                    // The stream keeps the order; a sink's target is to have it first.
+                    turn.end();
+                }
+                self.handle.wait_applied(applied.record).await;
+                Ok(applied.record)
             }
             Ok(Err(reason)) => {
-                self.compute.conclude_epoch(id, generation, CommitOutcome::Void).await;
                 let error =
                     SqlError::internal(format!("the commit at epoch {epoch} is void: {reason}"));
+                match reason {
+                    // No record says so.
+                    VoidReason::PartLost => {
+                        self.compute.abort_epoch(id, generation, error.clone()).await;
+                    }
+                    _ => {
+                        let head = self.shared.state.read().number;
+                        self.shared.wait_all_applied(head).await;
+                    }
+                }
                 Err(ExitReason::Failed(error))
             }
             Err(full @ MetaError::Full(_)) => {

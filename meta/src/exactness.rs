@@ -133,7 +133,7 @@ impl MetaState {
 
     /// The epoch of the oldest commit that the job's worker has perhaps not published.
     pub fn oldest_unpublished(&self, id: RelationId) -> Option<Epoch> {
-        self.unpublished.get(&id)?.front().copied()
+        self.unpublished.get(&id)?.front().map(|(_, epoch)| *epoch)
     }
 
     /// As `exact_common`, of what workers have published.

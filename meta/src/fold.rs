@@ -32,6 +32,8 @@ pub type Verdict = Result<Applied, VoidReason>;
 pub struct Applied {
     /// The record's epoch; of a job's commit, the epoch committed.
     pub epoch: Epoch,
+    /// The record's number.
+    pub record: u64,
     /// What was created, replaced or found.
     pub relation: Option<RelationId>,
 }
@@ -105,7 +107,7 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
 
 /// Applied at the record's epoch.
 fn applied(state: &MetaState) -> Applied {
-    Applied { epoch: state.epoch, relation: None }
+    Applied { epoch: state.epoch, record: state.number, relation: None }
 }
 
 fn set_setting(state: &mut MetaState, entry: &SetSetting) -> Applied {

@@ -105,7 +105,7 @@ impl Collector {
             if let Err(error) = detach::enforce(&self.shared).await {
                 warn!(%error, "late jobs were not detached this time");
             }
-            self.move_horizons(&mut moving).await;
+            self.move_horizons(&mut moving);
             undeleted = self.store.delete(undeleted).await;
             if let Err(error) = self.give_up().await {
                 warn!(%error, "what was written for nothing is not logged as such this time");
@@ -226,8 +226,7 @@ impl Collector {
 
     /// Tells the workers which versions no read needs any more. A job whose horizon has reached its newest version has
     /// nothing to lose until it commits again. `moving`: the others, and their horizons.
-    async fn move_horizons(&self, moving: &mut BTreeMap<JobId, Epoch>) {
-        let Some(services) = self.shared.services.get() else { return };
+    fn move_horizons(&self, moving: &mut BTreeMap<JobId, Epoch>) {
         let now_ms = self.shared.env.now_ms();
         let limit = before(now_ms, self.shared.settings().snapshot_retention);
         let written = |id, bytes| self.shared.written_since(id, bytes);
@@ -252,7 +251,7 @@ impl Collector {
             if let Some(handle) = self.shared.job(job) {
                 handle.raise_horizon(horizon);
             }
-            services.compute.set_horizon(job, horizon).await;
+            self.shared.stream.raise_horizon(job, horizon);
         }
     }
 }

@@ -41,9 +41,10 @@ impl Turn {
         }
     }
 
-    pub fn end(self) {
-        // The next one may not have come.
-        self.own.map(|own| own.send(()));
+    /// The next one may begin.
+    pub fn end(&mut self) {
+        // It may not have come.
+        self.own.take().map(|own| own.send(()));
     }
 }
 

@@ -44,6 +44,8 @@ pub struct JobHandle {
     generation: Mutex<Option<Generation>>,
     /// The generation whose state is open in the worker.
     started: Mutex<Option<Generation>>,
+    /// The last record about the job that the worker has applied.
+    applied: watch::Sender<u64>,
     /// The newest horizon that the worker has been told: what it writes may hold no versions below.
     horizon: AtomicU64,
     /// Of a sink: the last sequence that this process has seen its target take.
@@ -72,6 +74,7 @@ impl JobHandle {
             cutting: Mutex::new(None),
             generation: Mutex::new(None),
             started: Mutex::new(None),
+            applied: watch::Sender::new(0),
             horizon: AtomicU64::new(0),
             published: AtomicU64::new(0),
             logging: Mutex::default(),
@@ -201,6 +204,25 @@ impl JobHandle {
 
     pub fn set_started(&self, generation: Generation) {
         *self.started.lock() = Some(generation);
+    }
+
+    /// The worker is about to end what it runs, or to begin: what it is told of may not take effect.
+    pub fn set_stopped(&self) {
+        *self.started.lock() = None;
+    }
+
+    pub fn set_applied(&self, record: u64) {
+        self.applied.send_if_modified(|applied| {
+            let more = record > *applied;
+            *applied = record.max(*applied);
+            more
+        });
+    }
+
+    pub async fn wait_applied(&self, record: u64) {
+        let mut applied = self.applied.subscribe();
+        // The sender is in `self`.
+        let _ = applied.wait_for(|applied| *applied >= record).await;
     }
 
     pub fn horizon(&self) -> Epoch {

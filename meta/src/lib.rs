@@ -50,6 +50,7 @@ mod shared;
 mod source;
 pub mod state;
 pub mod status;
+mod stream;
 #[cfg(test)]
 mod tests;
 pub mod timeline;

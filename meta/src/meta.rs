@@ -35,6 +35,7 @@ use crate::segments::{RewriteOptions, SegmentRewriter};
 use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
 use crate::state::MetaState;
+use crate::stream::Sender;
 
 /// How to open the log.
 pub struct MetaOptions {
@@ -211,9 +212,13 @@ impl Meta {
         compute: Arc<dyn ComputeService>,
         compactor: Arc<dyn CompactorService>,
     ) -> Result<(), SqlError> {
-        if self.shared.services.set(Services { compute, compactor }).is_err() {
+        let services = Services { compute: Arc::clone(&compute), compactor };
+        if self.shared.services.set(services).is_err() {
             return Err(SqlError::internal("meta was started twice"));
         }
+        self.shared.stream.open();
+        let number = self.shared.state.read().number;
+        let sender = Sender::new(Arc::clone(&self.shared), compute, self.store.clone(), number);
         self.shared.start_tasks();
         let collector = Collector {
             shared: Arc::clone(&self.shared),
@@ -234,6 +239,7 @@ impl Meta {
             options: self.rewrite,
         };
         let shutdown = &self.shared.shutdown;
+        spawn("send records", shutdown.clone().run_until_cancelled_owned(sender.run()));
         spawn("rewrite segments", shutdown.clone().run_until_cancelled_owned(rewriter.run()));
         spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
         spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
@@ -562,7 +568,12 @@ impl MetaService for Meta {
         // After a restart nobody may read what a flush with this horizon has left out.
         let horizon = self.shared.job(job).map_or(0, |handle| handle.horizon().0);
         let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon };
-        Ok(self.shared.log()?.append(Entry::EditVersion(entry)).await?.is_ok())
+        let verdict = self.shared.log()?.append(Entry::EditVersion(entry)).await?;
+        if let Ok(applied) = &verdict {
+            crash::point("flush-after-commit");
+            self.shared.wait_applied(job, applied.record).await;
+        }
+        Ok(verdict.is_ok())
     }
 
     fn report_failure(&self, job: JobId, generation: Generation, error: SqlError) {

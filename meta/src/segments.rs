@@ -205,15 +205,17 @@ impl SegmentRewriter {
         };
         let copied: u64 = parts.iter().map(|p| p.length).sum();
         let moved = services.compactor.copy_parts(parts).await?;
+        let object = moved.object.clone();
         crash::point("segments-before-log");
-        let verdict = self.shared.log()?.append(Entry::MoveParts(moved.clone())).await;
+        let verdict = self.shared.log()?.append(Entry::MoveParts(moved)).await;
         if !matches!(verdict, Ok(Ok(_))) {
-            self.shared.give_up([moved.object.clone()]);
+            self.shared.give_up([object]);
         }
         match verdict? {
-            Ok(_) => {
+            Ok(applied) => {
                 crash::point("segments-after-log");
-                services.compute.move_parts(moved).await;
+                // Until then the runs are not compacted.
+                self.shared.wait_all_applied(applied.record).await;
                 crash::point("segments-after-move");
             }
             Err(void) => {

@@ -1,15 +1,17 @@
 //! What drivers, coordinators and sessions share: the folded state and ways to wake each other.
 //!
 //! Locks here are held for lookups only, never across an await. The folded state is written by the log
-//! writer alone; drivers only take published jobs out of `unpublished`.
+//! writer alone; only what is published is taken out of `unpublished` by others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
 use millrace_common::task::spawn;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
+use millrace_rpc::stream::Acknowledged;
 use millrace_rpc::version::JobCommit;
 use millrace_storage::given_up::GivenUp;
 use parking_lot::{Mutex, RwLock};
@@ -33,6 +35,7 @@ use crate::segments::{ListedSizes, RewriteCounters};
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::{JobRecord, MetaState};
+use crate::stream::RecordStream;
 
 /// The services a started meta calls.
 #[derive(Clone)]
@@ -69,6 +72,8 @@ pub struct Shared {
     pub waits: Waits,
     /// Transactions over several tables on their way to the log.
     pub groups: Groups,
+    /// What the compute process is told of the log.
+    pub stream: RecordStream,
     /// Wakes those who wait for a relation.
     pub changes: RelationChanges,
     /// Told of every record: there may be garbage.
@@ -114,6 +119,7 @@ impl Shared {
             sources: RwLock::default(),
             waits: Waits::default(),
             groups: Groups::default(),
+            stream: RecordStream::default(),
             changes: RelationChanges::default(),
             appended: Notify::new(),
             committed: Mutex::default(),
@@ -221,28 +227,75 @@ impl Shared {
         path
     }
 
-    /// The job's worker has published everything committed.
-    pub fn published(&self, id: JobId) {
-        self.take_unpublished(id, false);
+    /// What the job has committed up to this record can be read where it is to be read.
+    pub fn published(&self, id: JobId, record: u64) {
+        self.take_unpublished(&[(id, record)]);
     }
 
     /// The job's worker has begun with everything that is committed.
     pub fn published_all(&self, id: JobId) {
-        self.take_unpublished(id, true);
+        self.take_unpublished(&[(id, u64::MAX)]);
     }
 
-    fn take_unpublished(&self, id: JobId, all: bool) {
-        let readers = {
+    fn take_unpublished(&self, published: &[(JobId, u64)]) {
+        let mut woken = Vec::new();
+        let mut touched = Vec::new();
+        {
             let mut state = self.state.write();
-            let Some(epochs) = state.unpublished.get_mut(&id) else { return };
-            epochs.pop_front();
-            if all || epochs.is_empty() {
-                state.unpublished.remove(&id);
+            for (id, record) in published {
+                let Some(commits) = state.unpublished.get_mut(id) else { continue };
+                let before = commits.len();
+                while commits.pop_front_if(|(of, _)| *of <= *record).is_some() {}
+                let is_news = commits.len() < before;
+                if commits.is_empty() {
+                    state.unpublished.remove(id);
+                }
+                if is_news {
+                    woken.extend(state.readers(*id));
+                    touched.push(*id);
+                }
             }
-            state.readers(id)
+        }
+        self.wake(woken);
+        touched.into_iter().for_each(|id| self.changes.touch(id));
+    }
+
+    /// The compute process has applied records. What a job has committed is readable then, unless its generation is
+    /// being ended: who is not running is told nothing, and begins with all that is committed.
+    pub fn acknowledge(&self, at: &Acknowledged) {
+        let handles: Vec<(Arc<JobHandle>, u64)> = {
+            let jobs = self.jobs.read();
+            let further = self.stream.acknowledge(at).into_iter();
+            further.filter_map(|(id, record)| Some((Arc::clone(jobs.get(&id)?), record))).collect()
         };
-        self.wake(readers);
-        self.changes.touch(id);
+        let published: Vec<(JobId, u64)> = {
+            let state = self.state.read();
+            // What a sink has committed is published when its target has it.
+            let is_sink = |id: &JobId| {
+                state.relations.get(id).is_some_and(|r| r.kind() == RelationKind::Sink)
+            };
+            let running = handles.iter().filter(|(h, _)| h.started().is_some() && !is_sink(&h.id));
+            running.map(|(handle, record)| (handle.id, *record)).collect()
+        };
+        self.take_unpublished(&published);
+        for (handle, record) in &handles {
+            handle.set_applied(*record);
+        }
+        self.stream.set_applied(at.applied());
+        if let Some(own) = self.incarnation.get() {
+            self.applied.acknowledge(*own, at.applied());
+        }
+    }
+
+    /// Completes when the worker has applied this record to the job, or the server stops.
+    pub async fn wait_applied(&self, id: JobId, record: u64) {
+        let Some(handle) = self.job(id) else { return };
+        let _ = self.shutdown.run_until_cancelled(handle.wait_applied(record)).await;
+    }
+
+    /// Completes when everything up to this record is applied, or the server stops.
+    pub async fn wait_all_applied(&self, record: u64) {
+        let _ = self.shutdown.run_until_cancelled(self.stream.wait_applied(record)).await;
     }
 
     /// These objects, which no version names, are of no use.
@@ -256,11 +309,12 @@ impl Shared {
     /// have reached its target.
     pub fn forget_unpublished(&self) {
         let mut state = self.state.write();
+        let number = state.number;
         state.unpublished = state
             .jobs
             .iter()
             .filter(|(_, job)| !job.version.publish.is_empty())
-            .map(|(id, job)| (*id, [Epoch(job.version.epoch)].into()))
+            .map(|(id, job)| (*id, [(number, Epoch(job.version.epoch))].into()))
             .collect();
     }
 
@@ -376,7 +430,7 @@ impl Shared {
 
     /// Wakes those that may have something to do after this record: drivers of the jobs it names and of what reads the
     /// relations it changed, coordinators of sources, and those who wait for a relation. What reads a job's commit is
-    /// woken when its worker has published it, not before ([`Shared::published`]); what reads a job that keeps its content
+    /// woken when its worker has published it, not before ([`Shared::acknowledge`]); what reads a job that keeps its content
     /// although an input behind it has moved is woken at once, because that job commits nothing.
     fn wake_after(&self, touched: &Touched) {
         let moved = std::mem::take(&mut self.state.write().moved);
@@ -454,8 +508,9 @@ impl Touched {
 pub struct Follower(pub Weak<Shared>);
 
 impl Observer for Follower {
-    fn folded(&self, record: &LogRecord, verdicts: &[Verdict]) {
+    fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
         if let Some(shared) = self.0.upgrade() {
+            shared.stream.push(record, verdicts);
             shared.folded(record, verdicts);
         }
     }
@@ -479,9 +534,6 @@ impl Shared {
             |e: &Entry| matches!(e, Entry::RegisterProcess(_) | Entry::FenceProcess(_));
         if record.entries.iter().any(|e| e.entry.as_ref().is_some_and(changes_processes)) {
             self.applied.sync(&self.state.read().processes);
-        }
-        if let Some(own) = self.incarnation.get() {
-            self.applied.acknowledge(*own, record.number);
         }
         self.compaction.look_at(touched.edited.iter().copied());
         self.committed.lock().extend(touched.committed);

@@ -150,9 +150,10 @@ pub struct MetaState {
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
-    /// Jobs with commits that their worker has perhaps not published yet, and the epochs of these, oldest first. Put
-    /// in by the fold, taken out by the drivers; the fold never reads it. Not part of a snapshot.
-    pub unpublished: BTreeMap<RelationId, VecDeque<Epoch>>,
+    /// Jobs with commits that their worker has perhaps not published yet, and the records and epochs of these, oldest
+    /// first. Put in by the fold, taken out by what the worker acknowledges, of sinks by their drivers; the fold never
+    /// reads it. Not part of a snapshot.
+    pub unpublished: BTreeMap<RelationId, VecDeque<(u64, Epoch)>>,
     /// Jobs that are known to keep their content for longer than before without having committed. Put in by the fold,
     /// taken out by who wakes their readers. Not part of a snapshot.
     pub moved: BTreeSet<RelationId>,

@@ -9,5 +9,6 @@ pub mod catalog_diff;
 pub mod log;
 pub mod sequence;
 pub mod services;
+pub mod stream;
 pub mod version;
 pub mod vnode_set;

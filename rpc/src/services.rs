@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::catalog::Relation;
 use crate::log::{MoveParts, SourceFile, SourceSplit, SplitMarkAt};
+use crate::stream::{Acknowledged, StreamError, StreamMessage};
 use crate::version::{ColumnWatermark, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit};
 
 /// Everything a worker needs to run a job from its committed version.
@@ -18,6 +19,10 @@ pub struct StartJob {
     pub generation: Generation,
     /// Its state as committed; empty for a new job.
     pub version: JobVersion,
+    /// The record of the log as of which the version is: the record stream goes on from there.
+    pub record: u64,
+    /// Versions below are gone: nobody may read there.
+    pub horizon: Epoch,
     /// The catalog entries of all relations it reads, directly.
     pub inputs: Vec<Relation>,
     /// Number of parallel tasks of each fragment that is not a singleton. The vnode map is
@@ -34,15 +39,6 @@ pub struct Cut {
     /// The number of the commit that becomes of it ([`JobCommit::number`]): one more than that of the cut before; the
     /// same again, if that one's commit was empty, because an empty one of a root is not logged.
     pub number: u64,
-}
-
-/// What became of a job's entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CommitOutcome {
-    /// Durable at this epoch.
-    Committed(Epoch),
-    /// The fold rejected it: another generation, or another predecessor.
-    Void,
 }
 
 /// Served by a compute worker, called by meta.
@@ -62,16 +58,19 @@ pub trait ComputeService: Send + Sync {
         cut: Cut,
     ) -> Result<JobCommit, SqlError>;
 
-    /// The outcome of the oldest commit that is not concluded. On `Committed` the worker publishes
-    /// the delta to snapshots and subscribers and acknowledges statements.
-    async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome);
+    /// What the log says, in its order. Commits are concluded: their changes are published to snapshots and
+    /// subscribers, and statements acknowledged; a void commit ends its generation, and those that were cut after it are
+    /// void too. Flushes and compactions swap runs; parts that were moved are read where they are now. An empty commit of
+    /// a root is not logged and is concluded after the one before it, without being told.
+    /// A record that comes again has no effect.
+    async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError>;
 
-    /// In place of an outcome: the commit that the last `cut` returned is not in the log and never will
-    /// be, for this reason. The job's generation ends with it.
-    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
-        drop(error);
-        self.conclude_epoch(job, generation, CommitOutcome::Void).await;
-    }
+    /// Completes when more is applied than `known` says.
+    async fn applied_since(&self, known: Acknowledged) -> Acknowledged;
+
+    /// The commit that the last `cut` returned is not in the log and never will be, for this reason. The job's
+    /// generation ends with it.
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError);
 
     /// Brings committed changes of a sink to its target as one, under the last one's sequence; returns when
     /// the target has it for good. Repeating it changes nothing.
@@ -87,17 +86,6 @@ pub trait ComputeService: Send + Sync {
 
     /// Stops the job's tasks without a barrier; returns when they are gone.
     async fn stop_job(&self, job: JobId, generation: Generation);
-
-    /// A committed flush or compaction: swap runs.
-    async fn apply_edit(&self, job: JobId, edit: VersionEdit);
-
-    /// Parts of segments lie in another object, in the log already: new reads go there.
-    async fn move_parts(&self, moved: MoveParts) {
-        drop(moved);
-    }
-
-    /// No read will ever need versions below this epoch of the relation.
-    async fn set_horizon(&self, job: JobId, horizon: Epoch);
 }
 
 /// A compaction that meta asks for.
@@ -178,7 +166,8 @@ pub trait MetaService: Send + Sync {
         let _ = job;
     }
 
-    /// Commits a flush that a worker made; `false`: void (another generation).
+    /// Commits a flush that a worker made. The record stream has brought it to the worker when this returns; `false`:
+    /// void (another generation).
     async fn commit_edit(
         &self,
         job: JobId,

@@ -62,11 +62,11 @@ fn rows(n: i64) -> (BinaryArray, RecordBatch) {
     (key, RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap())
 }
 
-async fn persist(job: &Arc<JobStore>) -> Persisted {
+async fn persist(job: &Arc<JobStore>, commit: u64) -> Persisted {
     let mut writer = job.writer(TABLE).unwrap();
     let (keys, values) = rows(1);
     writer.write(keys, None, values);
-    job.persist(writer.seal().unwrap()).await.unwrap()
+    job.persist(commit, writer.seal().unwrap()).await.unwrap()
 }
 
 /// As slices and as runs.
@@ -76,9 +76,9 @@ async fn void_epochs_give_up_what_they_have_written_and_published_ones_nothing()
         let world = World::new(direct_run_bytes).await;
         let job = world.job().await;
         let mut held = Vec::new();
-        for _ in 0..10 {
+        for commit in 1..=10 {
             job.stage(vec![7; 100].into()).await.unwrap();
-            held.push(persist(&job).await);
+            held.push(persist(&job, commit).await);
         }
         let void = world.objects().await;
         assert!(void.len() >= 10);
@@ -86,7 +86,7 @@ async fn void_epochs_give_up_what_they_have_written_and_published_ones_nothing()
         drop(held);
         assert_eq!(world.given_up(), void);
         job.stage(vec![7; 100].into()).await.unwrap();
-        let persisted = persist(&job).await;
+        let persisted = persist(&job, 1).await;
         job.publish(Epoch(1), persisted);
         assert!(world.objects().await.len() > void.len());
         assert!(world.given_up().is_empty(), "the log names them");
@@ -98,7 +98,7 @@ async fn a_flush_is_given_up_with_the_job_unless_it_took_effect() {
     for applied in [false, true] {
         let world = World::new(usize::MAX).await;
         let job = world.job().await;
-        let persisted = persist(&job).await;
+        let persisted = persist(&job, 1).await;
         job.publish(Epoch(1), persisted);
         let before = world.objects().await;
         let edit = job.flush().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_load_that_comes_to_nothing_is_given_up() {
     staging.spill().await.unwrap();
     let runs = staging.keep();
     drop(staging);
-    let linked = job.link(&runs);
+    let linked = job.link(1, &runs).unwrap();
     assert!(world.given_up().is_empty(), "the log may come to name it");
     drop(linked);
     assert_eq!(world.given_up(), world.objects().await);

@@ -3,6 +3,7 @@
 //! Cuts enter one at a time; making an epoch durable happens outside that, so the next epoch may be
 //! processed meanwhile. Commits are concluded in the order of their cuts.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -19,6 +20,7 @@ use millrace_storage::{JobStore, MemRun, Persisted};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
+use super::stream::Concluded;
 use crate::blackhole::Digest;
 use crate::changelog_cache::{ChangelogCache, HubChunk};
 use crate::error::ExecError;
@@ -377,16 +379,30 @@ impl Derived {
         }
     }
 
-    /// The oldest epoch in flight is committed: visible from now on.
-    pub fn committed(&self, epoch: Epoch) {
-        self.publish_oldest(epoch);
+    /// Whether the commit of this number waits for its conclusion.
+    pub fn is_in_flight(&self, number: u64) -> bool {
+        self.in_flight.lock().iter().any(|own| own.number == number)
+    }
+
+    /// The log has the commit of this number: it is visible from now on.
+    pub fn committed(&self, number: u64, epoch: Epoch) -> Concluded {
+        let own = {
+            let mut in_flight = self.in_flight.lock();
+            let Some(oldest) = in_flight.front_mut() else { return Concluded::Before };
+            match oldest.number.cmp(&number) {
+                Ordering::Greater => return Concluded::Before,
+                Ordering::Less => return Concluded::TooEarly,
+                Ordering::Equal => oldest.take(),
+            }
+        };
+        self.publish_committed(epoch, own);
         // Only now: who waits reads what it wrote.
         self.in_flight.lock().pop_front();
         self.concluded.notify_waiters();
+        Concluded::Now
     }
 
-    fn publish_oldest(&self, epoch: Epoch) {
-        let Some(own) = self.in_flight.lock().front_mut().map(InFlight::take) else { return };
+    fn publish_committed(&self, epoch: Epoch, own: InFlight) {
         let Some(persisted) = own.persisted else {
             tracing::error!(job = self.label, %epoch, "committed before it was durable");
             return;

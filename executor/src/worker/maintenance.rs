@@ -243,9 +243,7 @@ async fn flush(job: &Job) -> Result<(), ExecError> {
         return Ok(());
     }
     crash::point("flush-before-commit");
-    if job.meta.commit_edit(job.id, job.generation, edit.clone()).await? {
-        crash::point("flush-after-commit");
-        store.apply_edit(&edit);
+    if job.meta.commit_edit(job.id, job.generation, edit).await? {
         crash::point("flush-after-apply");
     }
     Ok(())
@@ -263,6 +261,7 @@ fn close_stopped(shared: &Shared) {
         if shared.job(id).is_none() {
             shared.store.close_job(id);
             shared.changelogs.close(id);
+            shared.stream.forget(id);
         }
     }
 }

@@ -11,19 +11,20 @@ mod job;
 mod maintenance;
 mod start;
 mod statements;
+mod stream;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use millrace_common::fair_shares::{FairShares, threads_for};
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
-use millrace_rpc::log::MoveParts;
-use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
-use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
+use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
+use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob};
+use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
+use millrace_rpc::version::{JobCommit, PublishHandle};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
@@ -32,6 +33,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::job::{Job, Kind};
 pub(crate) use self::statements::TableSource;
+use self::stream::RecordStream;
 use crate::blackhole::Digest;
 use crate::changelog_cache::ChangelogCache;
 use crate::dml::sequencer::TransactionGroups;
@@ -80,6 +82,8 @@ struct Shared {
     stopped: RwLock<BTreeMap<JobId, Stopped>>,
     /// A job was started.
     started: tokio::sync::Notify,
+    /// What the log says of the jobs.
+    stream: RecordStream,
 }
 
 /// A job that was stopped and may be started again.
@@ -113,6 +117,7 @@ impl Worker {
             jobs: RwLock::default(),
             stopped: RwLock::default(),
             started: tokio::sync::Notify::new(),
+            stream: RecordStream::default(),
         });
         let stop = CancellationToken::new();
         maintenance::spawn(&shared, stop.clone());
@@ -221,7 +226,12 @@ impl ComputeService for Worker {
             return Err(not_running(id));
         }
         self.shared.remove(id, |_| true).await;
+        let _opening = self.shared.begin_opening(id, start.record).await;
+        let horizon = start.horizon;
         let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
+        if let Some(store) = &job.store {
+            store.set_horizon(horizon);
+        }
         self.shared.add(job);
         Ok(())
     }
@@ -247,21 +257,12 @@ impl ComputeService for Worker {
         Ok(commit)
     }
 
-    async fn conclude_epoch(&self, job: JobId, generation: Generation, outcome: CommitOutcome) {
-        let Some(job) = self.shared.job_of(job, generation) else { return };
-        if let CommitOutcome::Committed(epoch) = outcome {
-            job.metrics.progress.epochs.note_committed(epoch);
-        }
-        match (outcome, &job.kind) {
-            (CommitOutcome::Committed(epoch), Kind::Table(table)) => table.committed(epoch),
-            (CommitOutcome::Committed(epoch), Kind::Derived(derived)) => derived.committed(epoch),
-            (CommitOutcome::Void, Kind::Table(table)) => {
-                table.sequencer.void(None);
-                job.stop().await;
-            }
-            (CommitOutcome::Void, _) => job.stop().await,
-            (_, Kind::Nothing) => {}
-        }
+    async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        self.shared.receive(&message)
+    }
+
+    async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
+        self.shared.stream.applied_since(&known).await
     }
 
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
@@ -288,24 +289,5 @@ impl ComputeService for Worker {
 
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.shared.remove(job, |j| j.generation <= generation).await;
-    }
-
-    async fn apply_edit(&self, job: JobId, edit: VersionEdit) {
-        if let Some(store) = self.shared.store.job(job) {
-            store.apply_edit(&edit);
-        }
-    }
-
-    async fn move_parts(&self, moved: MoveParts) {
-        let jobs: BTreeSet<u32> = moved.parts.iter().map(|p| p.job).collect();
-        for store in jobs.into_iter().filter_map(|job| self.shared.store.job(RelationId(job))) {
-            store.move_parts(&moved.object, &moved.parts);
-        }
-    }
-
-    async fn set_horizon(&self, job: JobId, horizon: Epoch) {
-        if let Some(store) = self.shared.store.job(job) {
-            store.set_horizon(horizon);
-        }
     }
 }

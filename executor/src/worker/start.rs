@@ -153,6 +153,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         sequencer,
         Arc::clone(&store),
         Arc::clone(&shared.changelogs),
+        Epoch(start.version.epoch),
     );
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);

@@ -61,7 +61,7 @@ pub fn create_relation(
     state.relations.insert(id, Arc::new(relation));
     state.relation_added(id);
     state.catalog_version += 1;
-    Ok(Applied { epoch: state.epoch, relation: Some(id) })
+    Ok(Applied { relation: Some(id), ..applied(state) })
 }
 
 /// The table that a sink feeds.
@@ -140,7 +140,7 @@ fn replace_view(
     state.dependencies.add_relation(&relation);
     state.relations.insert(id, Arc::new(relation));
     state.catalog_version += 1;
-    Ok(Applied { epoch: state.epoch, relation: Some(id) })
+    Ok(Applied { relation: Some(id), ..applied(state) })
 }
 
 /// A relation whose rows were computed from the view's definition, by itself or through other views: with

@@ -140,11 +140,12 @@ fn take_commit(state: &mut MetaState, entry: &JobCommit, epoch: Epoch) -> Verdic
         }
     }
     state.content_moved(id);
-    state.unpublished.entry(id).or_default().push_back(epoch);
+    let record = state.number;
+    state.unpublished.entry(id).or_default().push_back((record, epoch));
     for statement in &entry.statements {
         state.statements.insert(*statement, epoch);
     }
-    Ok(Applied { epoch, relation: Some(id) })
+    Ok(Applied { epoch, relation: Some(id), ..applied(state) })
 }
 
 /// The oldest epoch that a reader of the relation stands at; `MAX` without readers.

@@ -14,6 +14,7 @@ use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload}
 use prost::bytes::Bytes;
 
 use crate::error::MetaError;
+use crate::fold::Verdict;
 use crate::state::MetaState;
 
 const LOG: &str = "meta/log";
@@ -55,6 +56,13 @@ pub struct Opened {
     pub snapshot_bytes: u64,
     pub tail_bytes: u64,
     pub tail_records: u64,
+}
+
+/// A record that was read back and folded again.
+#[derive(Debug)]
+pub struct Replayed {
+    pub record: LogRecord,
+    pub verdicts: Vec<Verdict>,
 }
 
 #[derive(Clone, Debug)]
@@ -139,6 +147,33 @@ impl LogStore {
             fold_next(&mut state, *number, bytes)?;
         }
         Ok(Opened { state, snapshot_bytes, tail_bytes, tail_records: tail.len() as u64 })
+    }
+
+    /// The records from `first` on, at most `limit`, with the fold's verdicts: what a process has missed. They are folded
+    /// anew from the newest snapshot before them.
+    pub async fn replay(&self, first: u64, limit: usize) -> Result<Vec<Replayed>, MetaError> {
+        let snapshots = self.list_snapshots().await?;
+        let before = snapshots.iter().map(|(n, _)| *n).filter(|n| *n < first).max();
+        let mut state = match before {
+            Some(n) => {
+                let path = LogStore::snapshot_path(n);
+                MetaState::from_snapshot(decode::<Snapshot>(&path, &self.get(&path).await?)?)
+            }
+            None => MetaState::default(),
+        };
+        let mut replayed = Vec::new();
+        while replayed.len() < limit {
+            let number = state.number + 1;
+            let Some(bytes) = self.read(number).await? else {
+                // Deleted, or never written.
+                return if number < first { Err(MetaError::Gap { number }) } else { Ok(replayed) };
+            };
+            let (record, verdicts) = fold_next(&mut state, number, &bytes)?;
+            if number >= first {
+                replayed.push(Replayed { record, verdicts });
+            }
+        }
+        Ok(replayed)
     }
 
     /// The records from `first` on, as far as they are among the next few and can be read. Which ones there must be, the
@@ -279,7 +314,11 @@ fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, M
 }
 
 /// Checks that `bytes` are the record after `state`, and folds it.
-pub fn fold_next(state: &mut MetaState, number: u64, bytes: &[u8]) -> Result<LogRecord, MetaError> {
+pub fn fold_next(
+    state: &mut MetaState,
+    number: u64,
+    bytes: &[u8],
+) -> Result<(LogRecord, Vec<Verdict>), MetaError> {
     if number != state.number + 1 {
         return Err(MetaError::Gap { number: state.number + 1 });
     }
@@ -287,6 +326,6 @@ pub fn fold_next(state: &mut MetaState, number: u64, bytes: &[u8]) -> Result<Log
     if record.number != number || record.prev_crc != state.crc {
         return Err(MetaError::Gap { number });
     }
-    crate::fold::apply(state, &record, crc(bytes));
-    Ok(record)
+    let verdicts = crate::fold::apply(state, &record, crc(bytes));
+    Ok((record, verdicts))
 }

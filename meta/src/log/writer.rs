@@ -22,7 +22,7 @@ use tracing::{error, warn};
 use super::lead::{AppendStats, AppendWait, Check, Lead, Retention};
 use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
-use crate::error::{MetaError, VoidReason};
+use crate::error::MetaError;
 use crate::fold::{self, Applied, Verdict};
 use crate::state::MetaState;
 use crate::status::ahead_of_clock;
@@ -37,7 +37,7 @@ pub(super) const RETRY_MAX: Duration = Duration::from_secs(2);
 
 /// Told about every record after it is folded, before its entries are answered. Must not block.
 pub trait Observer: Send + Sync + 'static {
-    fn folded(&self, record: &LogRecord, verdicts: &[Verdict]);
+    fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]);
 }
 
 /// The entries of a leader's first record, given the state that it follows and its term.
@@ -271,7 +271,7 @@ impl Writer {
             if self.resolve(record.number, &bytes).await?.is_none() {
                 crash::point("meta-after-lead");
                 self.lead.proven(began);
-                self.fold(&record, &bytes);
+                self.fold(record, &bytes);
                 return Ok(());
             }
         }
@@ -325,7 +325,7 @@ impl Writer {
             self.lead.proven(began);
             self.records_since += 1;
             self.bytes_since += bytes.len() as u64;
-            return Ok(self.fold(&record, &bytes));
+            return Ok(self.fold(record, &bytes));
         }
     }
 
@@ -335,7 +335,7 @@ impl Writer {
         &mut self,
         number: u64,
         bytes: &Bytes,
-    ) -> Result<Option<LogRecord>, MetaError> {
+    ) -> Result<Option<Arc<LogRecord>>, MetaError> {
         let lead = Arc::clone(&self.lead);
         let append = lead.begin_append(number);
         let mut pause = RETRY_MIN;
@@ -370,13 +370,13 @@ impl Writer {
         }
     }
 
-    fn fold_foreign(&mut self, number: u64, bytes: &[u8]) -> Result<LogRecord, MetaError> {
+    fn fold_foreign(&mut self, number: u64, bytes: &[u8]) -> Result<Arc<LogRecord>, MetaError> {
         let mut state = self.state.write();
         let leading = state.leader == self.nonce;
-        let record = fold_next(&mut state, number, bytes)?;
+        let (record, verdicts) = fold_next(&mut state, number, bytes)?;
         let term = state.term;
         drop(state);
-        let verdicts = vec![Err(VoidReason::OldTerm); record.entries.len()];
+        let record = Arc::new(record);
         self.options.observer.folded(&record, &verdicts);
         match leading && term > self.term {
             true => Err(MetaError::Deposed { term }),
@@ -409,9 +409,10 @@ impl Writer {
         }
     }
 
-    fn fold(&mut self, record: &LogRecord, bytes: &[u8]) -> Vec<Verdict> {
-        let verdicts = fold::apply(&mut self.state.write(), record, crc(bytes));
-        self.options.observer.folded(record, &verdicts);
+    fn fold(&mut self, record: LogRecord, bytes: &[u8]) -> Vec<Verdict> {
+        let record = Arc::new(record);
+        let verdicts = fold::apply(&mut self.state.write(), &record, crc(bytes));
+        self.options.observer.folded(&record, &verdicts);
         verdicts
     }
 

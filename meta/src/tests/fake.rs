@@ -8,12 +8,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::log::MoveParts;
+use millrace_rpc::log::{Entry, MoveParts};
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::services::{
-    CommitOutcome, CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService,
-    StartJob,
+    CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService, StartJob,
 };
+use millrace_rpc::stream::{Acknowledged, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{BackfillState, JobCommit, PublishHandle, SliceRef, VersionEdit};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -48,7 +48,7 @@ pub const STEP_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 struct FakeJob {
     generation: Generation,
-    /// Of its last commit.
+    /// Of the last cut that was not empty.
     number: u64,
     is_table: bool,
     /// Of a sink: of its last staged change.
@@ -56,8 +56,27 @@ struct FakeJob {
     inputs: Vec<RelationId>,
     backfill: Option<BackfillState>,
     waiting: Vec<oneshot::Sender<Epoch>>,
-    /// Sealed by the cuts in flight: acknowledgements and the content to be.
-    sealed: VecDeque<(Vec<oneshot::Sender<Epoch>>, i64)>,
+    /// Of the cuts in flight.
+    sealed: VecDeque<Sealed>,
+}
+
+/// Acknowledgements and the content to be.
+#[derive(Debug)]
+struct Sealed {
+    number: u64,
+    acks: Vec<oneshot::Sender<Epoch>>,
+    value: i64,
+}
+
+/// How the record stream to a worker is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stream {
+    #[default]
+    Sound,
+    /// Messages are lost, cut short, repeated and applied without an answer, as this seed says.
+    Faulty(u64),
+    /// Nothing arrives.
+    Broken,
 }
 
 #[derive(Default)]
@@ -74,6 +93,95 @@ struct World {
     published: Vec<(JobId, u64)>,
     /// How many changes of a sink were staged and not taken by its target at a time, at the most.
     most_staged: HashMap<JobId, u64>,
+    /// The last record taken in; `None`: none and no job.
+    record: Option<u64>,
+    stream: Stream,
+    /// The record stream's last message.
+    last_message: StreamMessage,
+    /// How often the stream had a gap.
+    gaps: u64,
+}
+
+impl World {
+    /// All of the message, or nothing.
+    fn take(&mut self, message: &StreamMessage) -> Result<Acknowledged, StreamError> {
+        for record in &message.records {
+            let last = *self.record.get_or_insert(record.number() - 1);
+            if record.number() > last + 1 {
+                self.gaps += 1;
+                return Err(StreamError::Gap { next: last + 1 });
+            }
+            if record.number() == last + 1 {
+                let entries = record.record.entries.iter().filter_map(|e| e.entry.as_ref());
+                for (entry, outcome) in entries.zip(record.outcomes.iter()) {
+                    self.apply(entry, outcome);
+                }
+                self.record = Some(record.number());
+            }
+        }
+        Ok(Acknowledged { received: self.record.unwrap_or(0), behind: Vec::new() })
+    }
+
+    fn apply(&mut self, entry: &Entry, outcome: &EntryOutcome) {
+        let commits = match entry {
+            Entry::Commit(commit) => std::slice::from_ref(commit),
+            Entry::Transaction(transaction) => &transaction.commits,
+            _ => return,
+        };
+        for commit in commits {
+            self.conclude(commit, outcome);
+        }
+    }
+
+    fn conclude(&mut self, commit: &JobCommit, outcome: &EntryOutcome) {
+        let EntryOutcome::Applied(epoch) = outcome else { return };
+        let id = RelationId(commit.job);
+        let generation = Generation(commit.generation);
+        let Some(job) = self.jobs.get_mut(&id).filter(|j| j.generation == generation) else {
+            return;
+        };
+        let Some(own) = job.sealed.pop_front() else { return };
+        assert_eq!(
+            own.number, commit.number,
+            "commits of {id:?} are concluded in order, each once"
+        );
+        self.content.entry(id).or_default().push((*epoch, own.value));
+        for ack in own.acks {
+            let _ = ack.send(*epoch);
+        }
+    }
+
+    /// What becomes of a message on the way. `None`: it is lost, or its answer is.
+    fn deliver(&mut self, message: StreamMessage) -> Option<Result<Acknowledged, StreamError>> {
+        let Stream::Faulty(seed) = &mut self.stream else { return Some(self.take(&message)) };
+        *seed =
+            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let fault = (*seed >> 33) % 6;
+        let before = std::mem::replace(&mut self.last_message, message.clone());
+        match fault {
+            0 => None,
+            1 => {
+                let _ = self.take(&message);
+                None
+            }
+            2 => {
+                // The message before comes late, and once more.
+                let _ = self.take(&before);
+                Some(self.take(&message))
+            }
+            3 => {
+                let mut rest = message;
+                rest.records.drain(..rest.records.len().min(1));
+                Some(self.take(&rest))
+            }
+            4 => {
+                let mut part = message;
+                part.records.truncate(1);
+                Some(self.take(&part))
+            }
+            _ => Some(self.take(&message)),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -89,6 +197,15 @@ impl Fake {
 
     pub fn cuts_of(&self, job: JobId) -> Vec<Epoch> {
         self.world.lock().cuts.iter().filter(|(j, _, _)| *j == job).map(|(_, _, e)| *e).collect()
+    }
+
+    pub fn set_stream(&self, stream: Stream) {
+        self.world.lock().stream = stream;
+    }
+
+    /// How often the record stream had a gap.
+    pub fn gaps(&self) -> u64 {
+        self.world.lock().gaps
     }
 
     pub fn most_in_flight(&self, job: JobId) -> usize {
@@ -161,6 +278,7 @@ impl ComputeService for Fake {
             waiting: Vec::new(),
             sealed: Default::default(),
         };
+        world.record.get_or_insert(start.record);
         world.jobs.insert(id, job);
         Ok(())
     }
@@ -200,7 +318,7 @@ impl ComputeService for Fake {
         if job.is_table {
             let acks = std::mem::take(&mut job.waiting);
             let before = match job.sealed.back() {
-                Some((_, sealed)) => *sealed,
+                Some(sealed) => sealed.value,
                 None => value_at(content, id, Epoch::MAX),
             };
             let value = before + acks.len() as i64;
@@ -211,8 +329,10 @@ impl ComputeService for Fake {
                 let sequence = Sequence::new(cut.number, 0).unwrap().get();
                 commit.slices = vec![SliceRef { length, sequence, ..SliceRef::default() }];
             }
-            job.sealed.push_back((acks, value));
-            job.number += u64::from(!commit.is_empty());
+            if !commit.is_empty() {
+                job.number = cut.number;
+                job.sealed.push_back(Sealed { number: cut.number, acks, value });
+            }
             return Ok(commit);
         }
         if let Some(backfill) = &mut job.backfill {
@@ -237,22 +357,25 @@ impl ComputeService for Fake {
             commit.publish =
                 Some(PublishHandle { sequence: *sequence, ..PublishHandle::default() });
         }
-        job.sealed.push_back((Vec::new(), value));
-        job.number += 1;
+        job.number = cut.number;
+        job.sealed.push_back(Sealed { number: cut.number, acks: Vec::new(), value });
         Ok(commit)
     }
 
-    async fn conclude_epoch(&self, id: JobId, generation: Generation, outcome: CommitOutcome) {
-        let mut world = self.world.lock();
-        let World { jobs, content, .. } = &mut *world;
-        let Some(job) = jobs.get_mut(&id).filter(|j| j.generation == generation) else { return };
-        let CommitOutcome::Committed(epoch) = outcome else { return };
-        let (acks, value) = job.sealed.pop_front().unwrap_or_default();
-        content.entry(id).or_default().push((epoch, value));
-        for ack in acks {
-            let _ = ack.send(epoch);
-        }
+    async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        let answer = {
+            let mut world = self.world.lock();
+            if world.stream == Stream::Broken { None } else { world.deliver(message) }
+        };
+        answer.unwrap_or_else(|| Err(StreamError::Failed(SqlError::internal("planted"))))
     }
+
+    async fn applied_since(&self, _: Acknowledged) -> Acknowledged {
+        // No job is ever busy.
+        std::future::pending().await
+    }
+
+    async fn abort_epoch(&self, _: JobId, _: Generation, _: SqlError) {}
 
     async fn publish(
         &self,
@@ -287,10 +410,6 @@ impl ComputeService for Fake {
             std::future::pending::<()>().await;
         }
     }
-
-    async fn apply_edit(&self, _: JobId, _: VersionEdit) {}
-
-    async fn set_horizon(&self, _: JobId, _: Epoch) {}
 }
 
 /// Compacts nothing; nothing here has runs.
@@ -344,7 +463,11 @@ impl Cluster {
         };
         let meta = Meta::open(options).await.unwrap();
         *fake.meta.lock() = Arc::downgrade(&meta);
-        fake.world.lock().jobs.clear();
+        {
+            let mut world = fake.world.lock();
+            world.jobs.clear();
+            world.record = None;
+        }
         meta.start(Arc::clone(&fake) as _, Arc::new(NoCompactor)).await.unwrap();
         Cluster { meta, fake, store }
     }

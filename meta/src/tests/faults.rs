@@ -18,7 +18,7 @@ use crate::state::MetaState;
 struct Nobody;
 
 impl Observer for Nobody {
-    fn folded(&self, _: &millrace_rpc::log::LogRecord, _: &[Verdict]) {}
+    fn folded(&self, _: &Arc<millrace_rpc::log::LogRecord>, _: &[Verdict]) {}
 }
 
 async fn lead(store: &Arc<Metered>, seed: u64) -> LogWriter {

@@ -638,7 +638,7 @@ fn a_record_takes_several_commits_of_a_view_in_order() {
     assert_eq!(state.frontier(v), Some(state.epoch));
     assert_eq!(
         state.unpublished[&v].iter().rev().take(2).copied().collect::<Vec<_>>(),
-        [second, first]
+        [(state.number, second), (state.number, first)]
     );
 }
 

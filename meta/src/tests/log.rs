@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::EnvHandle;
-use millrace_rpc::log::{Entry, SetSetting};
+use millrace_rpc::log::{CreateSchema, Entry, LogRecord, SetSetting};
 use parking_lot::RwLock;
 
 use super::TestEnv;
@@ -18,7 +18,7 @@ use crate::state::MetaState;
 struct Nobody;
 
 impl Observer for Nobody {
-    fn folded(&self, _: &millrace_rpc::log::LogRecord, _: &[Verdict]) {}
+    fn folded(&self, _: &Arc<LogRecord>, _: &[Verdict]) {}
 }
 
 struct Leader {
@@ -281,4 +281,50 @@ async fn a_damaged_record_is_named_and_never_folded() {
     dynamic.put(&path, PutPayload::from_static(b"\0\0\0\x01 this is not a record")).await.unwrap();
     let error = LogStore::new(dynamic).open().await.unwrap_err();
     assert!(error.to_string().contains(path.as_ref()), "{error}");
+}
+
+/// Keeps what it is told.
+#[derive(Default)]
+struct Kept(parking_lot::Mutex<Vec<(Arc<LogRecord>, Vec<Verdict>)>>);
+
+impl Observer for Kept {
+    fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
+        self.0.lock().push((Arc::clone(record), verdicts.to_vec()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_read_back_have_the_verdicts_that_they_had() {
+    let store = TestStore::new();
+    let log_store = LogStore::new(Arc::clone(&store) as _);
+    let kept = Arc::new(Kept::default());
+    let options = WriterOptions {
+        env: EnvHandle::new(TestEnv::new(1)),
+        policy: SnapshotPolicy { min_records: 8, size_divisor: 1_000, max_records: 8 },
+        log_retention: Arc::new(|| Duration::from_secs(86_400)),
+        object_retention: Arc::new(|| Duration::from_secs(600)),
+        observer: Arc::clone(&kept) as _,
+    };
+    let opened = log_store.open().await.unwrap();
+    let lead =
+        LogWriter::lead(log_store.clone(), opened, Arc::default(), &|_, _| Vec::new(), options);
+    let (log, _) = lead.await.unwrap();
+    for i in 0..20 {
+        let created = Entry::CreateSchema(CreateSchema { name: format!("s{}", i / 2) });
+        let is_new = log.append(created).await.unwrap().is_ok();
+        assert_eq!(is_new, i % 2 == 0, "the second is void");
+    }
+    // The snapshots have been taken.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(!log_store.list_snapshots().await.unwrap().is_empty());
+    let all = kept.0.lock().clone();
+    for (at, (record, _)) in all.iter().enumerate() {
+        let read = log_store.replay(record.number, 7).await.unwrap();
+        let expected = &all[at..all.len().min(at + 7)];
+        let read: Vec<_> = read.into_iter().map(|r| (Arc::new(r.record), r.verdicts)).collect();
+        assert_eq!(read, expected);
+    }
+    let next = all.len() as u64 + 1;
+    assert!(log_store.replay(next, 7).await.unwrap().is_empty());
+    assert!(matches!(log_store.replay(next + 1, 7).await, Err(MetaError::Gap { .. })));
 }

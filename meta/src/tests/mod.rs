@@ -14,6 +14,7 @@ mod processes;
 mod reads;
 mod rebuild;
 mod store;
+mod stream;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -220,6 +220,17 @@ impl Sequencer {
     pub fn is_stopped(&self) -> bool {
         self.state.lock().stopped
     }
+
+    /// As a large statement does that enters, until the answer is dropped.
+    #[cfg(test)]
+    pub fn keep_busy(&self) -> impl Drop + '_ {
+        self.state.lock()
+    }
+
+    /// Whether somebody, perhaps a large statement, keeps the table from being changed at this moment.
+    pub fn is_busy(&self) -> bool {
+        self.state.try_lock().is_none()
+    }
 }
 
 fn times_of_arrival(relation: &Relation) -> Vec<usize> {

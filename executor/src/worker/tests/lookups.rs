@@ -66,11 +66,7 @@ impl Cold {
     async fn flush(&self) {
         let store = self.c.store.job(self.t).unwrap();
         let edit = store.flush().await.unwrap();
-        Meta(Arc::clone(&self.c.meta))
-            .commit_edit(self.t, Generation(1), edit.clone())
-            .await
-            .unwrap();
-        store.apply_edit(&edit);
+        Meta(Arc::clone(&self.c.meta)).commit_edit(self.t, Generation(1), edit).await.unwrap();
     }
 
     /// Until nothing is cached that is on disk.

@@ -9,6 +9,7 @@ mod pipeline;
 mod places;
 mod reads;
 mod staged;
+mod stream;
 mod tables;
 mod views;
 
@@ -31,7 +32,9 @@ use millrace_graph::{
     RelationLayout, StateTable, Subscribe, Union,
 };
 use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind, RowStorage};
-use millrace_rpc::services::{CommitOutcome, ComputeService, Cut, MetaService, StartJob};
+use millrace_rpc::log::{EditVersion, Entry, LogEntry, LogRecord, Tick};
+use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob};
+use millrace_rpc::stream::{AppliedRecord, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, StatementId, VersionEdit};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{ScanOptions, StateStore, StoreOptions};
@@ -60,6 +63,12 @@ pub struct FakeMeta {
     pub failures: Mutex<Vec<(JobId, SqlError)>>,
     pub offsets: Mutex<Vec<(u64, Vec<(u32, u64)>)>>,
     statements: Mutex<u64>,
+    /// All records.
+    log: Mutex<Vec<AppliedRecord>>,
+    /// The last record that the worker has said it has.
+    received: Mutex<u64>,
+    /// What is random of a stream that loses, repeats and delays; `None`: it does not.
+    pub faults: Mutex<Option<u64>>,
 }
 
 impl FakeMeta {
@@ -96,7 +105,84 @@ impl FakeMeta {
         version.row_count += commit.row_count_delta;
         version.counters.extend(commit.counters.clone());
         version.backfill = commit.backfill.clone();
+        if commit.epoch != 0 || !commit.is_empty() {
+            // Locked: who starts the job knows which record its version is of.
+            self.append(Entry::Commit(commit.clone()), EntryOutcome::Applied(epoch));
+        }
         epoch
+    }
+
+    fn fold_edit(&self, id: JobId, edit: VersionEdit) {
+        let mut jobs = self.jobs.lock();
+        let version = &mut jobs.get_mut(&id).unwrap().start.version;
+        version.runs.extend(edit.add_runs.clone());
+        version.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
+        version.tail.retain(|s| !edit.retires(s));
+        let entry = EditVersion { job: id.0, edit, ..EditVersion::default() };
+        let outcome = EntryOutcome::Applied(Epoch(version.epoch));
+        self.append(Entry::EditVersion(entry), outcome);
+    }
+
+    /// Adds a record to the log; where records are lost, followed by another.
+    fn append(&self, entry: Entry, outcome: EntryOutcome) {
+        let mut log = self.log.lock();
+        let mut add = |entry| {
+            let number = log.len() as u64 + 1;
+            let entries = vec![LogEntry { entry: Some(entry) }];
+            let record = Arc::new(LogRecord { number, entries, ..LogRecord::default() });
+            log.push(AppliedRecord { record, outcomes: [outcome.clone()].into() });
+        };
+        add(entry);
+        if self.faults.lock().is_some() {
+            add(Entry::Tick(Tick {}));
+        }
+    }
+
+    /// Sends the worker what it lacks.
+    async fn send(&self) {
+        let last = self.log.lock().len() as u64;
+        while *self.received.lock() < last {
+            let message = self.next_message();
+            match self.worker().apply_records(message).await {
+                // An answer that is lost.
+                Ok(_) if self.chance(4) => {}
+                Ok(at) => *self.received.lock() = at.received,
+                Err(StreamError::Gap { next }) => *self.received.lock() = next - 1,
+                Err(StreamError::Failed(error)) => panic!("{error}"),
+            }
+        }
+        let mut at = self.worker().shared.stream.acknowledged();
+        while at.applied() < last {
+            at = self.worker().applied_since(at).await;
+        }
+    }
+
+    /// What was not received; of a faulty stream also what was, or not the next.
+    fn next_message(&self) -> StreamMessage {
+        let log = self.log.lock();
+        let next = *self.received.lock() as usize;
+        let first = match next {
+            _ if self.chance(4) => self.random(log.len()),
+            next => next,
+        };
+        let mut records = log[first.min(log.len())..].to_vec();
+        if self.chance(4) {
+            records.truncate(1);
+        }
+        StreamMessage { records, horizons: Vec::new() }
+    }
+
+    /// One time in `n`, if the stream is faulty.
+    fn chance(&self, n: usize) -> bool {
+        self.faults.lock().is_some() && self.random(n) == 0
+    }
+
+    fn random(&self, below: usize) -> usize {
+        let mut faults = self.faults.lock();
+        let Some(seed) = faults.as_mut() else { return 0 };
+        *seed =
+            seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (*seed >> 33) as usize % below.max(1)
     }
 
     /// Cuts an epoch, which is still to be committed.
@@ -126,8 +212,8 @@ impl FakeMeta {
         };
         let _turn = turn.lock().await;
         let commit = self.cut_only(id, generation, epoch).await?;
-        let committed = self.fold(id, &commit);
-        self.worker().conclude_epoch(id, generation, CommitOutcome::Committed(committed)).await;
+        self.fold(id, &commit);
+        self.send().await;
         Ok(commit)
     }
 }
@@ -151,11 +237,8 @@ impl MetaService for Meta {
         _: Generation,
         edit: VersionEdit,
     ) -> Result<bool, SqlError> {
-        let mut jobs = self.0.jobs.lock();
-        let version = &mut jobs.get_mut(&job).unwrap().start.version;
-        version.runs.extend(edit.add_runs.clone());
-        version.runs.retain(|r| !edit.remove_runs.contains(&r.run_id));
-        version.tail.retain(|s| !edit.retires(s));
+        self.0.fold_edit(job, edit);
+        self.0.send().await;
         Ok(true)
     }
 
@@ -242,11 +325,13 @@ impl Cluster {
             job.start.generation.0 += 1;
             job.turn = Arc::default();
             job.number = job.start.version.commits;
+            job.start.record = self.meta.log.lock().len() as u64;
             (job.start.clone(), job.graph.clone())
         };
         let Some(graph) = graph else { return self.worker.start_job(start).await };
         let shared = &self.worker.shared;
         shared.remove(id, |_| true).await;
+        let _opening = shared.begin_opening(id, start.record).await;
         let job = start::start_graph(shared, start, &graph).await.map_err(SqlError::from)?;
         shared.add(job);
         Ok(())
@@ -387,7 +472,15 @@ fn start_job(
     inputs: Vec<Relation>,
     parallelism: usize,
 ) -> StartJob {
-    StartJob { relation, generation: Generation(0), version, inputs, parallelism }
+    StartJob {
+        relation,
+        generation: Generation(0),
+        version,
+        record: 0,
+        horizon: Epoch::ZERO,
+        inputs,
+        parallelism,
+    }
 }
 
 fn relation(id: u32, kind: RelationKind) -> Relation {

@@ -27,9 +27,8 @@ async fn cut(c: &Cluster, table: JobId) -> JobCommit {
 }
 
 async fn conclude(c: &Cluster, table: JobId, commit: &JobCommit) {
-    let epoch = c.meta.fold(table, commit);
-    let outcome = CommitOutcome::Committed(epoch);
-    c.worker.conclude_epoch(table, generation(c, table), outcome).await;
+    c.meta.fold(table, commit);
+    c.meta.send().await;
 }
 
 /// Polls a statement until it has entered, which it must before it is answered.
@@ -91,11 +90,12 @@ async fn a_void_epoch_voids_the_one_behind_it() {
     let (first, second) = (rows(0..LARGE), rows(LARGE..2 * LARGE));
     let mut first = Box::pin(c.dml(t, &first, INSERT));
     entered(&mut first).await;
-    cut(&c, t).await;
+    let commit = cut(&c, t).await;
     let mut second = Box::pin(c.dml(t, &second, INSERT));
     entered(&mut second).await;
     cut(&c, t).await;
-    c.worker.conclude_epoch(t, generation(&c, t), CommitOutcome::Void).await;
+    c.meta.append(Entry::Commit(commit), EntryOutcome::Void("planted".to_string()));
+    c.meta.send().await;
     assert!(matches!(first.await, Err(DmlError::Conflict)));
     assert!(matches!(second.await, Err(DmlError::Conflict)));
     c.start(t).await.unwrap();

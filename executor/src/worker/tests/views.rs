@@ -227,7 +227,10 @@ async fn calls_of_another_generation_are_refused() {
     let epoch = Epoch(c.version(t).epoch);
     assert!(c.worker.cut(v, Generation(1), Cut { epoch, number: 2 }).await.is_err());
     c.worker.stop_job(v, Generation(1)).await;
-    c.worker.conclude_epoch(v, Generation(1), CommitOutcome::Void).await;
+    let number = c.version(v).commits + 1;
+    let late = JobCommit { job: v.0, generation: 1, number, ..JobCommit::default() };
+    c.meta.append(Entry::Commit(late), EntryOutcome::Void("another generation".to_string()));
+    c.meta.send().await;
     c.follow(v, t).await;
     assert_eq!(c.rows(v).await, [(1, 1, 1)]);
 }

@@ -1,0 +1,149 @@
+//! The record stream: whatever it loses, repeats or delays, the jobs are as if it had not.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt;
+use millrace_common::fault_injection::{STREAM_BUGS, plant};
+use millrace_rpc::stream::Acknowledged;
+
+use super::*;
+
+const ROUNDS: i64 = 6;
+const SEEDS: u64 = 12;
+/// Of the paused clock.
+const LIMIT: Duration = Duration::from_secs(60);
+
+async fn flush(c: &Cluster, table: JobId) {
+    let edit = c.store.job(table).unwrap().flush().await.unwrap();
+    Meta(Arc::clone(&c.meta)).commit_edit(table, Generation(1), edit).await.unwrap();
+}
+
+/// The rows of a table and a view of it after statements, flushes and restarts.
+async fn workload(faults: Option<u64>) -> [Vec<Row>; 2] {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    *c.meta.faults.lock() = faults;
+    let v = c.view(2, t, copy_of(t), 1).await;
+    c.catch_up(v).await;
+    for round in 0..ROUNDS {
+        let first = round * 10;
+        c.insert(t, (first..first + 10).map(|i| (i, i))).await;
+        let change = [(first, first, -1), (first, -1, 1), (first + 1, first + 1, -1)];
+        c.dml(t, &change, DmlKind::Change).await.unwrap();
+        c.follow(v, t).await;
+        flush(&c, if round % 2 == 0 { t } else { v }).await;
+        if round == ROUNDS / 2 {
+            c.start(t).await.unwrap();
+            c.start(v).await.unwrap();
+        }
+    }
+    let before = [c.rows(t).await, c.rows(v).await];
+    // What a restart finds is what was there.
+    c.start(t).await.unwrap();
+    c.start(v).await.unwrap();
+    assert_eq!([c.rows(t).await, c.rows(v).await], before);
+    assert!(c.meta.failures.lock().is_empty());
+    before
+}
+
+/// `None`: it has failed, or has not ended.
+async fn outcome(faults: Option<u64>) -> Option<[Vec<Row>; 2]> {
+    let run = AssertUnwindSafe(workload(faults)).catch_unwind();
+    tokio::time::timeout(LIMIT, run).await.ok()?.ok()
+}
+
+/// One test: a planted bug is planted for all of the process.
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_loses_and_repeats_records_changes_nothing() {
+    let expected = workload(None).await;
+    assert_eq!(expected[0].len() as i64, ROUNDS * 9);
+    for seed in 0..SEEDS {
+        assert_eq!(workload(Some(seed)).await, expected, "seed {seed}");
+    }
+    for (bug, what) in STREAM_BUGS {
+        plant(Some(bug));
+        let mut caught = false;
+        for seed in 0..SEEDS {
+            caught = caught || outcome(Some(seed)).await.as_ref() != Some(&expected);
+        }
+        plant(None);
+        assert!(caught, "{bug} ({what}) is not noticed");
+    }
+}
+
+#[tokio::test]
+async fn an_edit_that_a_job_was_opened_with_is_not_applied_again() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let edit = c.store.job(t).unwrap().flush().await.unwrap();
+    assert_eq!(edit.add_runs.len(), 1);
+    // In the log, and on its way to the worker while the job is started again.
+    c.meta.fold_edit(t, edit);
+    c.start(t).await.unwrap();
+    c.meta.send().await;
+    assert_eq!(c.rows(t).await.len(), 100);
+    assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
+    c.insert(t, [(100, 100)]).await;
+    assert_eq!(c.rows(t).await.len(), 101);
+}
+
+#[tokio::test]
+async fn records_about_a_job_that_is_being_opened_wait_until_it_is() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let record = c.meta.log.lock().len() as u64;
+    let opening = c.worker.shared.begin_opening(t, record).await;
+    let edit = c.store.job(t).unwrap().flush().await.unwrap();
+    c.meta.fold_edit(t, edit);
+    let message = c.meta.next_message();
+    let at = c.worker.apply_records(message).await.unwrap();
+    assert_eq!(at, Acknowledged { received: record + 1, behind: Vec::new() });
+    assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 0);
+    drop(opening);
+    let busy = c.worker.shared.stream.acknowledged();
+    if !busy.behind.is_empty() {
+        assert_eq!(c.worker.applied_since(busy).await, at);
+    }
+    assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
+    assert_eq!(c.rows(t).await.len(), 100);
+}
+
+#[tokio::test]
+async fn a_busy_table_holds_up_no_other() {
+    let c = Cluster::new(ExecOptions::default()).await;
+    let tables = [c.table(1).await, c.table(2).await];
+    let mut turns = Vec::new();
+    for t in tables {
+        let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
+        turns.push(turn.lock_owned().await);
+    }
+    let row = [(1, 1, 1)];
+    let mut statements = tables.map(|t| Box::pin(c.dml(t, &row, INSERT)));
+    for statement in &mut statements {
+        for _ in 0..1_000 {
+            assert!(
+                statement.as_mut().now_or_never().is_none(),
+                "answered before it was committed"
+            );
+            tokio::task::yield_now().await;
+        }
+    }
+    for t in tables {
+        let commit = c.meta.cut_only(t, Generation(1), Epoch::ZERO).await.unwrap();
+        c.meta.fold(t, &commit);
+    }
+    let [busy, idle] = &mut statements;
+    let job = c.worker.shared.job(tables[0]).unwrap();
+    let crate::worker::job::Kind::Table(table) = &job.kind else { panic!("a table") };
+    let large_statement = table.sequencer.keep_busy();
+    let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
+    let last = c.meta.log.lock().len() as u64;
+    assert_eq!(at, Acknowledged { received: last, behind: vec![(tables[0], last - 1)] });
+    assert_eq!(at.applied(), last - 2);
+    assert_eq!(idle.await.unwrap().rows_affected, 1);
+    assert!(busy.as_mut().now_or_never().is_none());
+    drop(large_statement);
+    assert_eq!(busy.await.unwrap().rows_affected, 1);
+    let settled = c.worker.applied_since(at).await;
+    assert_eq!(settled, Acknowledged { received: last, behind: Vec::new() });
+}
