@@ -42,7 +42,9 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
         observer: Arc::new(Nobody),
     };
     let (log, _) =
-        LogWriter::lead(log_store, opened, Arc::clone(&state), &|_, _| Vec::new(), options).await.unwrap();
+        LogWriter::lead(log_store, opened, Arc::clone(&state), &|_, _| Vec::new(), options)
+            .await
+            .unwrap();
     Leader { log, state }
 }
 
