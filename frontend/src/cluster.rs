@@ -235,6 +235,20 @@ impl SplitRow {
     }
 }
 
+/// A line of `millrace_catalog.processes`: a process that takes part.
+#[derive(Clone, Debug, Default)]
+pub struct ProcessRow {
+    pub incarnation: u64,
+    /// What it does, in lower case.
+    pub roles: Vec<&'static str>,
+    /// Where others reach it; empty: nobody does.
+    pub address: String,
+    /// Of the record that registered it.
+    pub epoch: Epoch,
+    /// Number of the last record of the log that it has applied.
+    pub applied: u64,
+}
+
 /// A line of `millrace_catalog.errors`: failures of one expression of a view with one SQLSTATE.
 #[derive(Clone, Debug)]
 pub struct ExpressionError {
@@ -319,6 +333,8 @@ pub trait Cluster: Send + Sync + 'static {
     fn setting(&self, name: &str) -> Option<String>;
     /// Changes it for everybody; `None`: back to the default.
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
+    /// The processes that take part, by incarnation.
+    fn processes(&self) -> Vec<ProcessRow>;
     /// Users that were created or changed, and their SCRAM verifiers (`None`: no password).
     fn users(&self) -> BTreeMap<String, Option<String>>;
     async fn set_user(

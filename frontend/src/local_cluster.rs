@@ -24,9 +24,10 @@ use millrace_executor::error_sink::ErrorSink;
 use millrace_executor::input::watermark::{SourceWatermark, SplitWatermark};
 use millrace_executor::{ExecError, Worker};
 use millrace_meta::feed::Follow;
+use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{Catalog, CreateOptions, Meta};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
-use millrace_rpc::log::UserChange;
+use millrace_rpc::log::{ProcessRole, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::StatementId;
 use millrace_storage::{JobStore, ScanBatch, ScanOptions, Snapshot, StateStore, StorageError};
@@ -35,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
-    JobRow, ScanRequest, SourceRow, SplitRow,
+    JobRow, ProcessRow, ScanRequest, SourceRow, SplitRow,
 };
 use crate::query::scan_parts;
 
@@ -274,6 +275,10 @@ impl Cluster for Direct {
         self.meta.set_setting(name, value).await
     }
 
+    fn processes(&self) -> Vec<ProcessRow> {
+        self.meta.processes().into_iter().map(process_row).collect()
+    }
+
     fn users(&self) -> BTreeMap<String, Option<String>> {
         self.meta.catalog().users().clone()
     }
@@ -496,4 +501,18 @@ fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, SqlE
             .map_err(crate::dml::rows::arrow_error);
     }
     take_rows(&values, &indices).map_err(crate::dml::rows::arrow_error)
+}
+
+fn process_row(status: ProcessStatus) -> ProcessRow {
+    let ProcessStatus { incarnation, process, applied } = status;
+    let role = |role: ProcessRole| match role {
+        ProcessRole::Unspecified => "unspecified",
+        ProcessRole::Meta => "meta",
+        ProcessRole::Frontend => "frontend",
+        ProcessRole::Compute => "compute",
+        ProcessRole::Compactor => "compactor",
+    };
+    let roles = process.registration.roles().map(role).collect();
+    let (address, epoch) = (process.registration.address, process.epoch);
+    ProcessRow { incarnation, roles, address, epoch, applied }
 }

@@ -7,6 +7,7 @@ mod delays;
 mod detach;
 mod life;
 mod lookups;
+mod processes;
 mod segments;
 
 use std::collections::BTreeSet;

@@ -169,8 +169,20 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "state_tables" => state_tables(t),
         "lookahead" => lookahead::table(t),
         "relations" => relations(t),
+        "processes" => processes(t),
         _ => None,
     }
+}
+
+fn processes(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new("incarnation:i roles:a address:t epoch:i applied_record:i");
+    for p in t.shared.cluster.processes() {
+        let roles: Vec<String> = p.roles.iter().map(|role| (*role).to_owned()).collect();
+        row!(rows; incarnation: p.incarnation as i64, roles: roles,
+            address: (!p.address.is_empty()).then_some(p.address), epoch: p.epoch.0 as i64,
+            applied_record: p.applied as i64);
+    }
+    rows.finish()
 }
 
 fn jobs(t: &SystemTables) -> Option<RecordBatch> {
