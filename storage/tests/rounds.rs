@@ -70,7 +70,7 @@ async fn commit(
 
 /// Six runs of keys of their own, which all cover the whole range: filters decide, and where one is wrong asking all at
 /// once reads hardly more.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
     let sim = sim();
     let store = open(&sim, 1).await;
@@ -106,7 +106,7 @@ async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
 
 /// Index and filter of a large run are read by partition: how much one key reads does not grow with the run, and what
 /// is kept of indexes stays within its budget.
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_key_of_a_large_run_costs_the_top_index_a_partition_and_a_block() {
     const PARTITION: u64 = 8 << 10;
     const BUDGET: u64 = 48 << 10;
@@ -159,7 +159,7 @@ async fn a_key_of_a_large_run_costs_the_top_index_a_partition_and_a_block() {
     assert_eq!((found.len(), sim.stats().rounds - before), (5_000, 3));
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_lookup_reads_in_the_class_that_it_is_given() {
     let sim = sim();
     let store = open(&sim, 1).await;
@@ -187,7 +187,7 @@ async fn a_lookup_reads_in_the_class_that_it_is_given() {
     }
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn small_state_never_touches_the_store() {
     let sim = sim();
     let store = open(&sim, 1).await;
@@ -202,6 +202,7 @@ async fn small_state_never_touches_the_store() {
     assert!(job.stats().tables[0].mem_runs < 16, "memory runs are merged as they come");
 }
 
+/// Under a paused clock: how long it takes to encode the slices does not count.
 #[tokio::test(start_paused = true)]
 async fn commits_of_many_jobs_share_puts() {
     let sim = sim();
@@ -218,7 +219,7 @@ async fn commits_of_many_jobs_share_puts() {
     assert!(sim.stats().puts <= 2, "{} puts", sim.stats().puts);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn recovery_reads_the_tail_in_one_round_and_nothing_else() {
     let sim = sim();
     let store = open(&sim, 1).await;
@@ -240,7 +241,7 @@ async fn recovery_reads_the_tail_in_one_round_and_nothing_else() {
     assert_eq!(sim.stats().gets, cost.gets);
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_damaged_tail_slice_stops_the_job_and_names_the_object() {
     let sim = sim();
     let store = open(&sim, 1).await;
