@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use millrace_common::fault_injection::{STREAM_BUGS, plant};
 use millrace_rpc::stream::Acknowledged;
+use millrace_rpc::version::RunMeta;
 
 use super::*;
 
@@ -85,6 +86,30 @@ async fn an_edit_that_a_job_was_opened_with_is_not_applied_again() {
     assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
     c.insert(t, [(100, 100)]).await;
     assert_eq!(c.rows(t).await.len(), 101);
+}
+
+#[tokio::test]
+async fn a_flush_that_comes_again_does_not_bring_back_what_was_merged() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let disk_runs = || c.store.job(t).unwrap().stats().tables[0].disk_runs;
+    let edit = c.store.job(t).unwrap().flush().await.unwrap();
+    let [run] = &edit.add_runs[..] else { panic!("one run: {edit:?}") };
+    let merged = RunMeta { run_id: run.run_id + 1_000, level: 1, ..run.clone() };
+    let compaction = VersionEdit {
+        add_runs: vec![merged],
+        remove_runs: vec![run.run_id],
+        ..VersionEdit::default()
+    };
+    c.meta.fold_edit(t, edit);
+    let flushed = c.meta.next_message();
+    c.worker.apply_records(flushed.clone()).await.unwrap();
+    c.meta.fold_edit(t, compaction);
+    let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
+    assert_eq!(disk_runs(), 1);
+    assert_eq!(c.worker.apply_records(flushed).await.unwrap(), at);
+    assert_eq!(disk_runs(), 1);
+    assert_eq!(c.rows(t).await.len(), 100);
 }
 
 #[tokio::test]
