@@ -7,6 +7,7 @@
 pub mod catalog;
 pub mod catalog_diff;
 pub mod log;
+pub mod proto;
 pub mod sequence;
 pub mod services;
 pub mod stream;
