@@ -29,6 +29,7 @@ pub mod error;
 pub mod exactness;
 pub mod feed;
 pub mod fold;
+pub mod follower;
 mod gc;
 mod groups;
 mod idle_splits;
@@ -57,6 +58,7 @@ pub mod timeline;
 
 pub use catalog::Catalog;
 pub use error::MetaError;
+pub use follower::{FollowError, LogFollower};
 pub use gc::GcOptions;
 pub use meta::{CreateOptions, Meta, MetaOptions};
 pub use segments::{RewriteOptions, RewriteStats};

@@ -17,5 +17,5 @@ mod writer;
 
 pub use lead::{AppendStats, AppendWait, LEADER_LEASE, Retention};
 pub use snapshot::SnapshotPolicy;
-pub use store::{LogStore, Opened, Replayed, crc, encode_snapshot};
+pub use store::{LogStore, Opened, Replayed, crc, decode_record, encode_snapshot};
 pub use writer::{FirstEntries, LogWriter, Observer, WriterOptions};

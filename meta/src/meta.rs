@@ -583,9 +583,7 @@ impl MetaService for Meta {
     }
 
     fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
-        let state = self.shared.state.read();
-        let Some(record) = state.sources.get(&source) else { return Vec::new() };
-        record.offsets_at(epoch).iter().map(|o| (o.split, o.offset)).collect()
+        self.shared.state.read().source_offsets(source, epoch)
     }
 
     fn source_ahead(&self, source: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
@@ -604,29 +602,23 @@ impl MetaService for Meta {
     }
 
     fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
-        let state = self.shared.state.read();
-        let marks = state.sources.get(&source).map(|s| s.marks.as_slice()).unwrap_or_default();
-        marks.iter().filter(|m| m.epoch <= epoch.0).copied().collect()
+        self.shared.state.read().source_marks(source, epoch)
     }
 
     fn watermarks(&self, relation: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
-        let state = self.shared.state.read();
-        state.jobs.get(&relation).map(|j| j.watermarks_at(epoch).to_vec()).unwrap_or_default()
+        self.shared.state.read().watermarks(relation, epoch)
     }
 
     fn row_count(&self, relation: RelationId) -> Option<u64> {
-        let state = self.shared.state.read();
-        u64::try_from(state.jobs.get(&relation)?.version.row_count).ok()
+        self.shared.state.read().row_count(relation)
     }
 
     fn source_parts(&self, source: RelationId) -> SourceParts {
-        let state = self.shared.state.read();
-        state.sources.get(&source).map(|s| s.parts.clone()).unwrap_or_default()
+        self.shared.state.read().source_parts(source)
     }
 
     fn option(&self, relation: RelationId, name: &str) -> Option<String> {
-        let state = self.shared.state.read();
-        state.relations.get(&relation)?.option(name).map(str::to_owned)
+        self.shared.state.read().option(relation, name)
     }
 
     fn changes(&self, relation: RelationId) -> Option<watch::Receiver<u64>> {
@@ -634,6 +626,6 @@ impl MetaService for Meta {
     }
 
     fn graph(&self, relation: RelationId) -> Option<Bytes> {
-        self.shared.state.read().relations.get(&relation).map(|r| r.graph.clone())
+        self.shared.state.read().graph(relation)
     }
 }

@@ -455,7 +455,7 @@ impl Shared {
 
 /// What the entries of a record that took effect were about.
 #[derive(Default)]
-struct Touched {
+pub struct Touched {
     /// Jobs that committed.
     committed: BTreeSet<JobId>,
     /// Relations that changed in another way.
@@ -467,7 +467,7 @@ struct Touched {
 }
 
 impl Touched {
-    fn of(record: &LogRecord, verdicts: &[Verdict]) -> Touched {
+    pub fn of(record: &LogRecord, verdicts: &[Verdict]) -> Touched {
         let mut touched = Touched::default();
         for (entry, verdict) in record.entries.iter().zip(verdicts) {
             let (Some(entry), Ok(verdict)) = (entry.entry.as_ref(), verdict) else { continue };
@@ -499,7 +499,8 @@ impl Touched {
         self.changed.insert(job);
     }
 
-    fn all(&self) -> impl Iterator<Item = RelationId> {
+    /// Relations whose content or description is another.
+    pub fn all(&self) -> impl Iterator<Item = RelationId> {
         self.committed.union(&self.changed).copied()
     }
 }

@@ -313,6 +313,11 @@ fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, M
     decode_frame(bytes, crc).map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
 }
 
+/// Record `number`, of its bytes.
+pub fn decode_record(number: u64, bytes: &[u8]) -> Result<LogRecord, MetaError> {
+    decode(&LogStore::record_path(number), bytes)
+}
+
 /// Checks that `bytes` are the record after `state`, and folds it.
 pub fn fold_next(
     state: &mut MetaState,
@@ -322,7 +327,7 @@ pub fn fold_next(
     if number != state.number + 1 {
         return Err(MetaError::Gap { number: state.number + 1 });
     }
-    let record: LogRecord = decode(&LogStore::record_path(number), bytes)?;
+    let record = decode_record(number, bytes)?;
     if record.number != number || record.prev_crc != state.crc {
         return Err(MetaError::Gap { number });
     }

@@ -23,7 +23,7 @@ use crate::state::{FIRST_RELATION_ID, MetaState};
 
 /// A random entry, as numbers; what they mean depends on the state it meets.
 #[derive(Clone, Debug)]
-enum Op {
+pub enum Op {
     Create {
         kind: u8,
         name: u8,
@@ -96,7 +96,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn history() -> impl Strategy<Value = Vec<Vec<Op>>> {
+pub fn history() -> impl Strategy<Value = Vec<Vec<Op>>> {
     prop::collection::vec(prop::collection::vec(op(), 1..5), 1..40)
 }
 
@@ -288,7 +288,7 @@ pub fn step(state: &mut MetaState, entries: Vec<Entry>) -> Vec<Verdict> {
 }
 
 /// All records of a history, and the state after each.
-fn run(history: &[Vec<Op>]) -> (Vec<LogRecord>, Vec<MetaState>) {
+pub fn run(history: &[Vec<Op>]) -> (Vec<LogRecord>, Vec<MetaState>) {
     let mut state = MetaState::default();
     let mut records = Vec::new();
     let mut states = vec![state.clone()];
@@ -307,7 +307,7 @@ pub fn through_bytes(state: &MetaState) -> MetaState {
 }
 
 /// The same state, whatever its path there; a snapshot does not carry the process's catalog counter.
-fn canonical(state: &MetaState) -> MetaState {
+pub fn canonical(state: &MetaState) -> MetaState {
     MetaState { catalog_version: 0, ..through_bytes(state) }
 }
 

@@ -7,6 +7,7 @@ mod drivers;
 mod fake;
 mod faults;
 mod fold;
+mod follower;
 mod isolation;
 mod log;
 mod many_jobs;
