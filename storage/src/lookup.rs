@@ -76,6 +76,7 @@ struct Hit {
 }
 
 /// Answers over a fixed set of sources.
+#[derive(Clone)]
 pub(crate) struct Lookups {
     pub storage: RowStorage,
     /// Of values, as the table declares it.

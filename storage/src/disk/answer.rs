@@ -98,6 +98,7 @@ pub(super) struct Answering {
 
 impl Answering {
     /// `found`: what is found already of each string, beyond which `targets` are to be asked.
+    #[allow(clippy::too_many_arguments)]
     pub fn new(
         shared: Arc<Shared>,
         question: LookupRequest,
@@ -106,6 +107,7 @@ impl Answering {
         targets: Vec<(Target, Option<Arc<RunIndex>>)>,
         found: Vec<Option<Recency>>,
         newest_first: bool,
+        class: ReadClass,
     ) -> Answering {
         let (targets, indexes): (Vec<Target>, Vec<_>) = targets.into_iter().unzip();
         let count = asked.len();
@@ -122,7 +124,7 @@ impl Answering {
             plan,
             strings: found.into_iter().map(progress).collect(),
             newest_first,
-            class: ReadClass::default(),
+            class,
             queue: (0..count as u32).collect(),
             blocks: HashMap::default(),
             held_bytes: 0,

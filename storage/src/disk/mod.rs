@@ -16,6 +16,7 @@
 mod answer;
 mod plan;
 mod scan;
+mod windows;
 
 use std::sync::Arc;
 
@@ -28,8 +29,8 @@ use crate::block::Block;
 use crate::error::Result;
 use crate::lookup::{Lookups, Recency, Sorted};
 use crate::merge::rank;
-use crate::reading::Lookup;
-use crate::run::RunIndex;
+use crate::reading::{Lookup, ReadClass};
+use crate::run::{RunIndex, RunReader};
 use crate::state_store::Shared;
 use crate::version::TableVersion;
 use crate::writer::{EarlyRun, LookupRequest};
@@ -38,6 +39,7 @@ pub(crate) use scan::scan_all;
 
 use answer::Answering;
 use plan::{SortedKeys, Target};
+use windows::Windows;
 
 /// What decoded blocks take against encoded ones, roughly.
 const DECODED: u64 = 4;
@@ -46,26 +48,58 @@ fn rank_of(run: &RunMeta) -> u64 {
     rank(run.level, run.sequence)
 }
 
+/// Where a question is asked.
+#[derive(Clone)]
+struct Asking {
+    shared: Arc<Shared>,
+    table: Arc<TableVersion>,
+    /// Runs that no version names.
+    early: Vec<EarlyRun>,
+}
+
 /// Answers a question from memory (`lookups`) and disk runs: at once where blocks and indexes that matter are in
 /// memory, else with what it takes to read them. `early`: runs that no version names.
 pub(crate) fn ask(
     shared: &Arc<Shared>,
-    table: &TableVersion,
+    table: &Arc<TableVersion>,
     early: &[EarlyRun],
     question: LookupRequest,
-    mut lookups: Lookups,
+    lookups: Lookups,
 ) -> Result<Lookup> {
     if let LookupRequest::Prefixes(asked, _) = &question {
         shared.prefixes(table.desc.id).note(asked);
     }
-    let as_of = lookups.as_of;
-    let visible = table.disk.iter().filter(|r| Epoch(r.meta().min_epoch) <= as_of);
-    let visible = visible.map(|run| (run, None));
-    let mut visible = visible.chain(early.iter().map(|(run, rank)| (run, Some(*rank)))).peekable();
-    if visible.peek().is_none() || question.strings().is_empty() {
+    let asking =
+        Asking { shared: Arc::clone(shared), table: Arc::clone(table), early: early.to_vec() };
+    if asking.visible(lookups.as_of).next().is_none() || question.strings().is_empty() {
         return Ok(Lookup::Ready(question.answer(&lookups)?));
     }
     let asked = SortedKeys::new(&question)?;
+    if asked.len() > windows::most_strings(shared) {
+        return Ok(Windows::begin(asking, question, asked, lookups));
+    }
+    ask_sorted(&asking, question, asked, lookups, ReadClass::default())
+}
+
+impl Asking {
+    /// The runs that may hold something, and of early ones their rank.
+    fn visible(&self, as_of: Epoch) -> impl Iterator<Item = (&Arc<RunReader>, Option<u64>)> {
+        let disk = self.table.disk.iter().filter(move |r| Epoch(r.meta().min_epoch) <= as_of);
+        let early = self.early.iter().map(|(run, rank)| (run, Some(*rank)));
+        disk.map(|run| (run, None)).chain(early)
+    }
+}
+
+/// `asked`: the strings of the question. What is read is read in `class`.
+fn ask_sorted(
+    asking: &Asking,
+    question: LookupRequest,
+    asked: SortedKeys,
+    mut lookups: Lookups,
+    class: ReadClass,
+) -> Result<Lookup> {
+    let shared = &asking.shared;
+    let as_of = lookups.as_of;
     let newest_decides =
         matches!(question, LookupRequest::Keys(_)) && lookups.storage != RowStorage::Multiset;
     let found: Vec<Option<Recency>> = match newest_decides && !lookups.sources.is_empty() {
@@ -73,7 +107,7 @@ pub(crate) fn ask(
         false => vec![None; asked.len()],
     };
     let mut targets = Vec::new();
-    for (run, early) in visible {
+    for (run, early) in asking.visible(as_of) {
         let target = Target::of(run, early, &asked.sorted, &question);
         let Some(target) = target.map(|t| t.not_older_than(&found, as_of)).transpose()?.flatten()
         else {
@@ -94,6 +128,7 @@ pub(crate) fn ask(
         targets,
         found,
         newest_decides,
+        class,
     );
     answering.start()
 }
