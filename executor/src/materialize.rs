@@ -282,12 +282,12 @@ impl Materialize {
         if self.layout.storage != RowStorage::Keyed || self.account.bytes() <= self.budget {
             return Ok(());
         }
-        let Some(chunk) = self.take_pending()? else { return Ok(()) };
         self.limit = self.budget;
-        self.set_aside(&chunk).await
+        self.set_aside().await
     }
 
-    async fn set_aside(&mut self, chunk: &DeltaChunk) -> Result<(), ExecError> {
+    /// Takes the pieces that wait out of memory.
+    async fn set_aside(&mut self) -> Result<(), ExecError> {
         let large = match &mut self.large {
             Some(large) => large,
             None => {
@@ -296,7 +296,9 @@ impl Materialize {
                 self.large.insert(begun)
             }
         };
-        large.add(chunk).await
+        large.add(std::mem::take(&mut self.pending), self.budget / 2).await?;
+        self.account.set(0);
+        Ok(())
     }
 
     /// Adds up what was set aside and writes it, part by part.
@@ -304,8 +306,8 @@ impl Materialize {
         if self.large.is_none() {
             return self.write_keyed();
         }
-        if let Some(rest) = self.take_pending()? {
-            self.set_aside(&rest).await?;
+        if !self.pending.is_empty() {
+            self.set_aside().await?;
         }
         let Some(large) = self.large.take() else { return Ok(()) };
         self.written = None;

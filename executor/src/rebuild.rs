@@ -99,13 +99,10 @@ impl Difference<'_> {
             bytes += piece.memory_size();
             pieces.push(piece);
             if bytes > self.budget {
-                delta.add(&DeltaChunk::concat(schema, &std::mem::take(&mut pieces))?).await?;
+                delta.add(std::mem::take(&mut pieces), self.budget).await?;
                 bytes = 0;
             }
         }
-        if !pieces.is_empty() {
-            delta.add(&DeltaChunk::concat(schema, &pieces)?).await?;
-        }
-        Ok(())
+        delta.add(pieces, self.budget).await
     }
 }

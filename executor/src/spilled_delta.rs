@@ -16,6 +16,9 @@ use crate::error::ExecError;
 use crate::layout::RowLayout;
 use crate::state::arena::new_batch;
 
+/// Rows whose keys are encoded at once.
+const PIECE_ROWS: usize = 8_192;
+
 /// Pieces of a change, outside memory. Dropping it deletes them.
 pub(crate) struct SpilledDelta {
     layout: Arc<RowLayout>,
@@ -34,19 +37,31 @@ impl SpilledDelta {
         })
     }
 
-    /// Takes a piece out of memory. Rows that come again in later pieces add up.
-    pub async fn add(&mut self, chunk: &DeltaChunk) -> Result<(), ExecError> {
+    /// Takes pieces out of memory, so many bytes of them at a time. Rows that come again in later pieces add up.
+    pub async fn add(&mut self, pieces: Vec<DeltaChunk>, at_once: usize) -> Result<(), ExecError> {
         if is_planted("set-aside-lost") {
             return Ok(());
         }
+        for piece in pieces {
+            let rows = piece.num_rows();
+            for from in (0..rows).step_by(PIECE_ROWS) {
+                self.write(&piece.slice(from, PIECE_ROWS.min(rows - from)))?;
+                if self.staging.memory_size() > at_once {
+                    self.staging.spill().await?;
+                }
+            }
+        }
+        Ok(self.staging.spill().await?)
+    }
+
+    fn write(&mut self, chunk: &DeltaChunk) -> Result<(), ExecError> {
         let vnodes = self.layout.vnodes(&chunk.batch)?;
         let keys = self.layout.keys(&chunk.batch, &vnodes)?;
         let rows = self.layout.identity.rows(chunk.batch.columns(), chunk.num_rows())?;
         let identities = BinaryArray::from_iter_values(
             keys.iter().flatten().zip(rows.iter()).map(|(key, row)| [key, row.as_ref()].concat()),
         );
-        self.staging.write(identities, chunk.weights.clone(), chunk.batch.clone())?;
-        Ok(self.staging.spill().await?)
+        Ok(self.staging.write(identities, chunk.weights.clone(), chunk.batch.clone())?)
     }
 
     /// The whole change, consolidated, in parts that hold all rows of their keys.
@@ -172,7 +187,7 @@ mod tests {
         });
         let mut change = SpilledDelta::begin(&Arc::new(layout.unwrap()), &job, table).unwrap();
         for (value, weight) in [(3, 1), (2, -1), (2, 1), (1, -1)] {
-            change.add(&rows(value, weight)).await.unwrap();
+            change.add(vec![rows(value, weight)], 1 << 20).await.unwrap();
         }
         let mut parts = change.read().unwrap();
         let mut seen: HashSet<i64> = HashSet::default();
