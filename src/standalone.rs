@@ -596,7 +596,7 @@ fn exec_options(config: &Config) -> ExecOptions {
         cache_bytes: limit / 16,
         backfill_rows: (limit / event_memory(limit)).clamp(MIN_STEP, defaults.backfill_rows),
         delta_bytes: (limit / 16).min(defaults.delta_bytes),
-        group_change_bytes: (limit / 16).min(defaults.group_change_bytes),
+        group_change_bytes: (limit / 32).min(defaults.group_change_bytes),
         channel_bytes: (limit / 256).clamp(256 << 10, defaults.channel_bytes),
         changelog_bytes: (limit / 16).min(defaults.changelog_bytes),
         statement_bytes: (limit / 8).min(defaults.statement_bytes),

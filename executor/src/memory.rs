@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 
 use millrace_common::heap;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 mod caches;
 
@@ -70,11 +70,20 @@ pub struct MemoryGovernor {
     /// The most in use that was observed.
     peak: AtomicUsize,
     released: Notify,
+    /// For what takes much memory for a short time: see [`MemoryGovernor::turn`].
+    turns: Semaphore,
 }
+
+/// Who works with less than this part of the limit needs no turn.
+const SMALL_PART: usize = 64;
+/// Turns at the same time: while one waits for the store, another one computes.
+const TURNS: usize = 2;
+/// How long a turn is waited for, at most: a store that does not answer one job must not stop the others.
+const TURN_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// What all operators together may hold until their barriers before those with much of it settle it: this part
 /// of the limit.
-const HELD_PART: usize = 5;
+const HELD_PART: usize = 8;
 /// What is a large part of that.
 const LARGE_PART: usize = 16;
 
@@ -89,6 +98,7 @@ impl MemoryGovernor {
             resident: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             released: Notify::new(),
+            turns: Semaphore::new(TURNS),
         })
     }
 
@@ -132,6 +142,17 @@ impl MemoryGovernor {
     pub fn is_large_part_held(&self, bytes: usize) -> bool {
         let most = self.limit / HELD_PART;
         self.used_by(MemoryClass::Held) > most && bytes > most / LARGE_PART
+    }
+
+    /// What settles or writes an epoch's changes needs for a moment a multiple of what they take. While half of what the
+    /// heap may use is pinned, few do so at a time: who does it with so many `bytes` waits for a turn, which ends when
+    /// it is dropped. Whoever has one must not wait for other tasks.
+    pub async fn turn(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
+        if bytes < self.limit / SMALL_PART || self.pinned() <= self.heap_limit() / 2 {
+            return None;
+        }
+        let turn = tokio::time::timeout(TURN_PATIENCE, self.turns.acquire()).await;
+        turn.ok().and_then(Result::ok)
     }
 
     /// Takes note of what the process holds in all (`resident`) and of what the allocator has given out,
@@ -317,10 +338,10 @@ mod tests {
         let governor = MemoryGovernor::new(128 << 20);
         let mut large = governor.account(MemoryClass::Held);
         let mut small = governor.account(MemoryClass::Held);
-        large.set(24 << 20);
+        large.set(14 << 20);
         small.set(1 << 19);
         assert!(!governor.is_large_part_held(large.bytes()));
-        large.set(27 << 20);
+        large.set(17 << 20);
         assert!(governor.is_large_part_held(large.bytes()));
         assert!(!governor.is_large_part_held(small.bytes()));
     }

@@ -128,6 +128,12 @@ pub trait Operator: Send {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Settling has put out as much as a step may: it goes on with another [`Operator::settle`] when that has been passed
+    /// on, and before anything else.
+    fn is_settling(&self) -> bool {
+        false
+    }
+
     /// Nobody uses it, and memory is short: lets go of state beyond what its caches may keep.
     fn shed(&mut self, out: &mut Output) -> Result<(), ExecError> {
         let _ = out;

@@ -241,6 +241,10 @@ impl Operator for RandomHints {
         self.inner.settle(out)
     }
 
+    fn is_settling(&self) -> bool {
+        self.inner.is_settling()
+    }
+
     fn shed(&mut self, out: &mut Output) -> Result<(), ExecError> {
         self.inner.shed(out)
     }

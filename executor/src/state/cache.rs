@@ -55,8 +55,8 @@ const PREFETCHING: u8 = 64;
 /// A hint has said that rows of it will come, and they have not: to be evicted last.
 const DUE: u8 = 128;
 
-/// Bytes an entry costs beside its key and content.
-pub const ENTRY_BYTES: usize = 88;
+/// Bytes an entry costs beside its key and content: columns, hash table and queue, with the room that they grow into.
+pub const ENTRY_BYTES: usize = 120;
 
 /// The queue may have this many outdated entries beside two for each slot before it is made anew.
 const OUTDATED: usize = 1_024;

@@ -240,11 +240,21 @@ impl Task {
         }
         async move {
             self.drain(node).await?;
-            let slot = &mut self.nodes[node];
-            let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
-            op.settle(&mut slot.out).await?;
-            slot.metrics.settled_early.add(1);
-            self.deliver(node).await
+            loop {
+                let slot = &mut self.nodes[node];
+                let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
+                let turn = self.governor.turn(usize::MAX).await;
+                op.settle(&mut slot.out).await?;
+                drop(turn);
+                let goes_on = op.is_settling();
+                if !goes_on {
+                    slot.metrics.settled_early.add(1);
+                }
+                self.deliver(node).await?;
+                if !goes_on {
+                    return Ok(());
+                }
+            }
         }
         .boxed()
     }
@@ -482,7 +492,9 @@ impl Task {
             }
         }
         op.time(barrier.epoch);
+        let turn = self.governor.turn(op.memory_size()).await;
         op.barrier(&mut slot.out).await?;
+        drop(turn);
         self.deliver(node).await
     }
 

@@ -43,6 +43,9 @@ use crate::state::arena::new_batch;
 use crate::state::keys::storage_keys;
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
+/// Places of entries that are kept for the next epoch though no entry is.
+const KEPT_PLACES: usize = 16_384;
+
 /// See the module.
 pub struct ValueTable {
     /// Entries by group and value. Without DISTINCT calls they hold the epoch's changes only.
@@ -419,6 +422,9 @@ impl ValueTable {
         self.asked.clear();
         self.settle_changes(waiting);
         self.state.unpin();
+        if !self.counts_distinct() && self.state.keys.capacity() > KEPT_PLACES {
+            self.state.shed()?;
+        }
         self.make_room()
     }
 

@@ -93,6 +93,10 @@ pub(super) async fn run_epoch(
                 op.progress(&mut out).await.unwrap();
             }
             op.settle(&mut out).await.unwrap();
+            while op.is_settling() {
+                take(&mut out, actual);
+                op.settle(&mut out).await.unwrap();
+            }
         }
         take(&mut out, actual);
     }

@@ -23,6 +23,9 @@ mod rows;
 mod sessions;
 mod values;
 
+use std::iter::Peekable;
+use std::vec::IntoIter;
+
 use arrow::array::{Array, ArrayRef, Int64Array};
 use arrow::compute::interleave;
 use arrow::datatypes::{Field, Schema, SchemaRef};
@@ -63,7 +66,12 @@ pub struct WindowOperator {
     group_columns: Vec<usize>,
     /// Changes, and groups that they keep in memory.
     held: HeldUntilBarrier,
+    /// Written changes that are being settled: what follows from them is still to be emitted.
+    settling: Peekable<IntoIter<Listed>>,
 }
+
+/// Chunks of output after which settling goes on only when they have been passed on.
+const STEP_CHUNKS: usize = 4;
 
 impl WindowOperator {
     /// Builds the operator of a node. Fails where the graph does not fit it.
@@ -93,6 +101,7 @@ impl WindowOperator {
             env,
             closing,
             group_columns: group.clone(),
+            settling: Vec::new().into_iter().peekable(),
         }))
     }
 
@@ -118,28 +127,47 @@ impl WindowOperator {
     fn emit_deltas(&mut self, changes: Vec<Listed>, out: &mut Output) -> Result<(), ExecError> {
         self.state.entries.write(&changes, &self.state.keys)?;
         let mut rest = changes.into_iter().peekable();
-        while let Some(slot) = rest.peek().map(|c| c.0.0) {
-            let mut group = Vec::new();
-            while let Some(((_, key), change)) = rest.next_if(|c| c.0.0 == slot) {
-                if change.weight == 0 {
-                    self.state.entries.arena.release(change.at);
-                } else {
-                    group.push((key, change));
-                }
-            }
-            if !group.is_empty() {
-                self.settle_group(slot, group, out)?;
-                self.state.resize(slot);
-            }
-        }
+        while self.emit_group(&mut rest, out)? {}
         Ok(())
     }
 
-    /// What of the epoch's changes can be told already: see [`Operator::settle`].
+    /// What follows from the next group's changes; `false`: there is none.
+    fn emit_group(
+        &mut self,
+        rest: &mut Peekable<IntoIter<Listed>>,
+        out: &mut Output,
+    ) -> Result<bool, ExecError> {
+        let Some(slot) = rest.peek().map(|c| c.0.0) else { return Ok(false) };
+        let mut group = Vec::new();
+        while let Some(((_, key), change)) = rest.next_if(|c| c.0.0 == slot) {
+            if change.weight == 0 {
+                self.state.entries.arena.release(change.at);
+            } else {
+                group.push((key, change));
+            }
+        }
+        if !group.is_empty() {
+            self.settle_group(slot, group, out)?;
+            self.state.resize(slot);
+        }
+        Ok(true)
+    }
+
+    /// What of the epoch's changes can be told already, in steps: see [`Operator::settle`].
     fn settle_changes(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        let changes = self.state.entries.pending.take();
-        let settled = self.state.entries.settled(changes);
-        self.emit_deltas(settled, out)?;
+        let mut rest = std::mem::replace(&mut self.settling, Vec::new().into_iter().peekable());
+        if rest.peek().is_none() {
+            let changes = self.state.entries.pending.take();
+            let settled = self.state.entries.settled(changes);
+            self.state.entries.write(&settled, &self.state.keys)?;
+            rest = settled.into_iter().peekable();
+        }
+        let step = STEP_CHUNKS * self.env.options.chunk_rows;
+        while out.rows() < step && self.emit_group(&mut rest, out)? {}
+        self.settling = rest;
+        if self.is_settling() {
+            return Ok(());
+        }
         let KeyedState { keys, entries: groups, .. } = &mut self.state;
         let waiting: HashSet<Slot> = groups.pending.iter().map(|((slot, _), _)| *slot).collect();
         keys.take_dirty_but(|slot| waiting.contains(&slot));
@@ -325,6 +353,10 @@ impl Operator for WindowOperator {
 
     fn is_over(&self) -> bool {
         self.held.is_over(&self.env)
+    }
+
+    fn is_settling(&self) -> bool {
+        self.settling.size_hint().0 > 0
     }
 
     fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
