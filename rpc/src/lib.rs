@@ -2,12 +2,19 @@
 //! the durable formats of the meta log, and the service traits that one process serves by direct
 //! calls and a cluster over gRPC.
 //!
-//! Messages are written as prost structs: field tags are the format and never change meaning.
+//! Durable messages are written as prost structs, and in proto/ as text; what only crosses the network is generated from
+//! there. Field tags are the format and never change meaning.
 
+pub mod call_error;
 pub mod catalog;
 pub mod catalog_diff;
+pub mod control;
+pub mod dml;
 pub mod log;
+pub mod loopback;
 pub mod proto;
+pub mod remote;
+pub mod rows;
 pub mod sequence;
 pub mod services;
 pub mod stream;

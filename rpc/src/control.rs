@@ -1,0 +1,97 @@
+//! What the leader serves all other processes.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+
+use crate::call_error::CallError;
+use crate::catalog::{OptionEntry, Relation};
+use crate::log::{RegisterProcess, UserChange};
+pub use crate::proto::{JobReport, OperatorReport, TableReport, TableRetention};
+use crate::stream::StreamMessage;
+use crate::version::VersionEdit;
+
+/// Messages of the record stream; it ends with an error.
+pub type RecordStream = BoxStream<'static, Result<StreamMessage, CallError>>;
+
+/// An epoch at which relations can be read, by who has applied the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadEpoch {
+    pub epoch: Epoch,
+    pub record: u64,
+}
+
+/// Served by the leader. A change is durable when it is answered; the number is that of a record up to which the log has
+/// it.
+#[async_trait]
+pub trait MetaControl: Send + Sync {
+    /// Registers a process in the log, and returns its incarnation. The same nonce again has the same one.
+    async fn register_process(&self, process: RegisterProcess) -> Result<u64, CallError>;
+    /// The record stream from a record on. [`CallError::Gap`]: the log begins at a later one.
+    async fn follow(&self, from: u64) -> Result<RecordStream, CallError>;
+
+    /// A waiter wants the job's open epoch to end now.
+    async fn request_cut(&self, job: JobId) -> Result<(), CallError>;
+    /// State tables of the job are read so often that merging their runs may have become of use.
+    async fn request_compaction(&self, job: JobId) -> Result<(), CallError>;
+    /// Commits a flush that a worker made; `false`: void (another generation).
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, CallError>;
+    /// A task of the job failed on its own, between cuts.
+    async fn report_failure(
+        &self,
+        job: JobId,
+        generation: Generation,
+        error: SqlError,
+    ) -> Result<(), CallError>;
+    /// How the jobs of a worker are.
+    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError>;
+
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<(RelationId, u64), CallError>;
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError>;
+    /// Replaces options of a relation, or pauses and resumes what feeds it.
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<u64, CallError>;
+    /// Has a view, index or sink computed anew.
+    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError>;
+    async fn create_schema(&self, name: &str) -> Result<u64, CallError>;
+    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError>;
+    /// `None`: back to the default.
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError>;
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<u64, CallError>;
+
+    /// Returns when the relation is readable, or has failed. Dropping the future cancels it.
+    async fn wait_created(&self, id: RelationId) -> Result<(), CallError>;
+    /// Returns when a rebuild is done, or has failed.
+    async fn wait_rebuilt(&self, id: RelationId) -> Result<(), CallError>;
+    /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing. No `timeout`: without end.
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Option<Duration>,
+        fresh: bool,
+    ) -> Result<ReadEpoch, CallError>;
+    /// Returns when all that was acknowledged before is in every running job.
+    async fn flush(&self) -> Result<(), CallError>;
+    async fn jobs(&self) -> Result<Vec<JobReport>, CallError>;
+}

@@ -1,0 +1,113 @@
+//! Which calls a process takes.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLock;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
+
+use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
+
+/// Names in a call's metadata: protocol version and build of the caller, the term of the leader that it follows, its
+/// incarnation, and that of the process that it means to call (0: whoever is there).
+pub(super) const PROTOCOL: &str = "millrace-protocol";
+pub(super) const CALLER_BUILD: &str = "millrace-build";
+pub(super) const TERM: &str = "millrace-term";
+pub(super) const INCARNATION: &str = "millrace-incarnation";
+pub(super) const TARGET: &str = "millrace-target";
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub term: u64,
+    /// 0: it has none yet.
+    pub incarnation: u64,
+}
+
+/// What a process knows of terms and incarnations. Invariant: its term never falls.
+#[derive(Debug, Default)]
+pub struct Admission {
+    term: AtomicU64,
+    incarnation: AtomicU64,
+    fenced: RwLock<BTreeSet<u64>>,
+    stopping: CancellationToken,
+}
+
+impl Admission {
+    /// The highest term that was met.
+    pub fn term(&self) -> u64 {
+        self.term.load(Ordering::Acquire)
+    }
+
+    /// A leader of this term is known: calls of lower terms are refused from now on.
+    pub fn raise_term(&self, term: u64) {
+        self.term.fetch_max(term, Ordering::AcqRel);
+    }
+
+    /// The incarnation of this process; 0: it has none yet.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    /// The process has been given its incarnation.
+    pub fn set_incarnation(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::Release);
+    }
+
+    /// Calls of this process are refused from now on.
+    pub fn fence(&self, incarnation: u64) {
+        self.fenced.write().insert(incarnation);
+    }
+
+    /// Ends answers that have no end of their own, so that the server can.
+    pub fn stop(&self) {
+        self.stopping.cancel();
+    }
+
+    pub(super) fn stopping(&self) -> CancellationToken {
+        self.stopping.clone()
+    }
+
+    /// Takes a call, or says what its caller is behind of.
+    pub(super) fn admit<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        self.check(request.metadata(), true).map_err(CallError::into_status)
+    }
+
+    /// The same for calls of processes that have no incarnation and follow no leader yet.
+    pub(super) fn admit_newcomer<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        self.check(request.metadata(), false).map_err(CallError::into_status)
+    }
+
+    fn check(&self, metadata: &MetadataMap, follows: bool) -> Result<Caller, CallError> {
+        let theirs = number(metadata, PROTOCOL)?;
+        if theirs != u64::from(PROTOCOL_VERSION) {
+            let build = metadata.get(CALLER_BUILD).and_then(|b| b.to_str().ok());
+            let build = build.unwrap_or(BUILD).to_owned();
+            let theirs = u32::try_from(theirs).unwrap_or(u32::MAX);
+            return Err(CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build });
+        }
+        let (term, incarnation) = (number(metadata, TERM)?, number(metadata, INCARNATION)?);
+        let (target, own) = (number(metadata, TARGET)?, self.incarnation());
+        if self.fenced.read().contains(&incarnation) {
+            return Err(CallError::Fenced { incarnation });
+        }
+        if follows {
+            let highest = self.term.fetch_max(term, Ordering::AcqRel);
+            if term < highest {
+                return Err(CallError::StaleTerm { term: highest });
+            }
+        }
+        if target != 0 && target != own {
+            return Err(CallError::StaleIncarnation { incarnation: own });
+        }
+        Ok(Caller { term, incarnation })
+    }
+}
+
+fn number(metadata: &MetadataMap, name: &'static str) -> Result<u64, CallError> {
+    let Some(value) = metadata.get(name) else { return Ok(0) };
+    let number = value.to_str().ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| CallError::Malformed(format!("{name} is not a number")))
+}

@@ -1,0 +1,173 @@
+//! Messages as they are sent, and what they are here.
+
+use std::sync::Arc;
+
+use millrace_common::{Epoch, Generation, JobId, RelationId};
+
+use crate::call_error::CallError;
+use crate::proto::{self, entry_outcome, live_part};
+use crate::services::{CompactionTask, LivePart, PartKind, StartJob};
+use crate::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamMessage};
+
+/// A field that must be there.
+pub(super) fn required<T>(field: Option<T>, name: &str) -> Result<T, CallError> {
+    field.ok_or_else(|| CallError::missing(name))
+}
+
+pub(super) fn job_generation(job: JobId, generation: Generation) -> proto::JobGeneration {
+    proto::JobGeneration { job: job.0, generation: generation.0 }
+}
+
+impl From<StartJob> for proto::StartJobRequest {
+    fn from(start: StartJob) -> proto::StartJobRequest {
+        proto::StartJobRequest {
+            relation: Some(start.relation),
+            generation: start.generation.0,
+            version: Some(start.version),
+            record: start.record,
+            horizon: start.horizon.0,
+            inputs: start.inputs,
+            parallelism: u32::try_from(start.parallelism).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+impl TryFrom<proto::StartJobRequest> for StartJob {
+    type Error = CallError;
+
+    fn try_from(start: proto::StartJobRequest) -> Result<StartJob, CallError> {
+        Ok(StartJob {
+            relation: required(start.relation, "relation")?,
+            generation: Generation(start.generation),
+            version: required(start.version, "version")?,
+            record: start.record,
+            horizon: Epoch(start.horizon),
+            inputs: start.inputs,
+            parallelism: start.parallelism as usize,
+        })
+    }
+}
+
+pub(super) fn record_to_proto(applied: AppliedRecord) -> proto::AppliedRecord {
+    let outcome = |outcome: &EntryOutcome| proto::EntryOutcome {
+        outcome: Some(match outcome {
+            EntryOutcome::Applied(epoch) => entry_outcome::Outcome::Applied(epoch.0),
+            EntryOutcome::Void(reason) => entry_outcome::Outcome::Void(reason.clone()),
+        }),
+    };
+    let outcomes = applied.outcomes.iter().map(outcome).collect();
+    let record = Arc::try_unwrap(applied.record).unwrap_or_else(|shared| (*shared).clone());
+    proto::AppliedRecord { record: Some(record), outcomes }
+}
+
+fn record_from_proto(applied: proto::AppliedRecord) -> Result<AppliedRecord, CallError> {
+    let record = required(applied.record, "record")?;
+    if record.entries.len() != applied.outcomes.len() {
+        return Err(CallError::Malformed("a record without outcomes of its entries".into()));
+    }
+    let outcome = |o: proto::EntryOutcome| match required(o.outcome, "outcome")? {
+        entry_outcome::Outcome::Applied(epoch) => Ok(EntryOutcome::Applied(Epoch(epoch))),
+        entry_outcome::Outcome::Void(reason) => Ok(EntryOutcome::Void(reason)),
+    };
+    let outcomes = applied.outcomes.into_iter().map(outcome);
+    let outcomes = outcomes.collect::<Result<Vec<_>, CallError>>()?;
+    Ok(AppliedRecord { record: Arc::new(record), outcomes: outcomes.into() })
+}
+
+impl From<StreamMessage> for proto::StreamMessage {
+    fn from(message: StreamMessage) -> proto::StreamMessage {
+        let horizon = |(job, epoch): (JobId, Epoch)| proto::Horizon { job: job.0, epoch: epoch.0 };
+        proto::StreamMessage {
+            records: message.records.into_iter().map(record_to_proto).collect(),
+            horizons: message.horizons.into_iter().map(horizon).collect(),
+        }
+    }
+}
+
+impl TryFrom<proto::StreamMessage> for StreamMessage {
+    type Error = CallError;
+
+    fn try_from(message: proto::StreamMessage) -> Result<StreamMessage, CallError> {
+        let records = message.records.into_iter().map(record_from_proto);
+        let horizons = message.horizons.iter().map(|h| (RelationId(h.job), Epoch(h.epoch)));
+        Ok(StreamMessage {
+            records: records.collect::<Result<_, _>>()?,
+            horizons: horizons.collect(),
+        })
+    }
+}
+
+impl From<Acknowledged> for proto::Acknowledged {
+    fn from(at: Acknowledged) -> proto::Acknowledged {
+        let behind = at.behind.into_iter();
+        let behind = behind.map(|(job, record)| proto::BehindJob { job: job.0, record });
+        proto::Acknowledged { received: at.received, behind: behind.collect() }
+    }
+}
+
+impl From<proto::Acknowledged> for Acknowledged {
+    fn from(at: proto::Acknowledged) -> Acknowledged {
+        let behind = at.behind.iter().map(|b| (RelationId(b.job), b.record)).collect();
+        Acknowledged { received: at.received, behind }
+    }
+}
+
+impl From<CompactionTask> for proto::CompactionTask {
+    fn from(task: CompactionTask) -> proto::CompactionTask {
+        proto::CompactionTask {
+            task_id: task.task_id,
+            job: task.job.0,
+            relation: Some(task.relation),
+            inputs: task.inputs,
+            target_level: task.target_level,
+            horizon: task.horizon.0,
+            bottom: task.bottom,
+        }
+    }
+}
+
+impl TryFrom<proto::CompactionTask> for CompactionTask {
+    type Error = CallError;
+
+    fn try_from(task: proto::CompactionTask) -> Result<CompactionTask, CallError> {
+        Ok(CompactionTask {
+            task_id: task.task_id,
+            job: RelationId(task.job),
+            relation: required(task.relation, "relation")?,
+            inputs: task.inputs,
+            target_level: task.target_level,
+            horizon: Epoch(task.horizon),
+            bottom: task.bottom,
+        })
+    }
+}
+
+impl From<LivePart> for proto::LivePart {
+    fn from(part: LivePart) -> proto::LivePart {
+        let kind = match part.kind {
+            PartKind::Run { run_id, meta_length } => {
+                live_part::Kind::Run(proto::RunPart { run_id, meta_length })
+            }
+            PartKind::Slice => live_part::Kind::Slice(proto::SlicePart {}),
+            PartKind::Staged => live_part::Kind::Staged(proto::StagedPart {}),
+        };
+        let LivePart { job, object, offset, length, .. } = part;
+        proto::LivePart { job: job.0, object, offset, length, kind: Some(kind) }
+    }
+}
+
+impl TryFrom<proto::LivePart> for LivePart {
+    type Error = CallError;
+
+    fn try_from(part: proto::LivePart) -> Result<LivePart, CallError> {
+        let kind = match required(part.kind, "kind")? {
+            live_part::Kind::Run(run) => {
+                PartKind::Run { run_id: run.run_id, meta_length: run.meta_length }
+            }
+            live_part::Kind::Slice(_) => PartKind::Slice,
+            live_part::Kind::Staged(_) => PartKind::Staged,
+        };
+        let proto::LivePart { job, object, offset, length, .. } = part;
+        Ok(LivePart { job: RelationId(job), object, offset, length, kind })
+    }
+}

@@ -1,0 +1,403 @@
+//! [`MetaControl`] over gRPC.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use tonic::{Request, Response, Status};
+
+use super::admission::Admission;
+use super::convert::required;
+use super::peer::{Peer, Transport};
+use crate::call_error::{CallError, error_from_proto, error_to_proto};
+use crate::catalog::{OptionEntry, Relation};
+use crate::control::{JobReport, MetaControl, ReadEpoch, RecordStream};
+use crate::log::{self, RegisterProcess, UserChange};
+use crate::proto::meta_client::MetaClient;
+use crate::proto::meta_server::{Meta, MetaServer};
+use crate::proto::{self, Empty, JobRequest, Logged};
+use crate::rows::MAX_MESSAGE_BYTES;
+use crate::stream::StreamMessage;
+use crate::version::VersionEdit;
+
+/// What a call with a timeout of its own may take beyond it.
+const GRACE: Duration = Duration::from_secs(2);
+
+pub(super) fn server(
+    inner: Arc<dyn MetaControl>,
+    admission: &Arc<Admission>,
+) -> MetaServer<Served> {
+    MetaServer::new(Served { inner, admission: Arc::clone(admission) })
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+pub(super) struct Served {
+    inner: Arc<dyn MetaControl>,
+    admission: Arc<Admission>,
+}
+
+fn empty(done: Result<(), CallError>) -> Result<Response<Empty>, Status> {
+    done.map(|()| Response::new(Empty {})).map_err(CallError::into_status)
+}
+
+fn logged(done: Result<u64, CallError>) -> Result<Response<Logged>, Status> {
+    done.map(|record| Response::new(Logged { record })).map_err(CallError::into_status)
+}
+
+#[async_trait]
+impl Meta for Served {
+    async fn register_process(
+        &self,
+        request: Request<RegisterProcess>,
+    ) -> Result<Response<proto::Registered>, Status> {
+        self.admission.admit_newcomer(&request)?;
+        let registered = self.inner.register_process(request.into_inner()).await;
+        let incarnation = registered.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::Registered { incarnation }))
+    }
+
+    type FollowStream = BoxStream<'static, Result<proto::StreamMessage, Status>>;
+
+    async fn follow(
+        &self,
+        request: Request<proto::FollowRequest>,
+    ) -> Result<Response<Self::FollowStream>, Status> {
+        self.admission.admit(&request)?;
+        let records = self.inner.follow(request.into_inner().from).await;
+        let records = records
+            .map_err(CallError::into_status)?
+            .map(|message| message.map(proto::StreamMessage::from).map_err(CallError::into_status));
+        let stopping = self.admission.stopping();
+        Ok(Response::new(records.take_until(stopping.cancelled_owned()).boxed()))
+    }
+
+    async fn request_cut(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.request_cut(RelationId(request.get_ref().job)).await)
+    }
+
+    async fn request_compaction(
+        &self,
+        request: Request<JobRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.request_compaction(RelationId(request.get_ref().job)).await)
+    }
+
+    async fn commit_edit(
+        &self,
+        request: Request<proto::CommitEditRequest>,
+    ) -> Result<Response<proto::CommitEditAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let proto::CommitEditRequest { job, generation, edit } = request.into_inner();
+        let edit = required(edit, "edit").map_err(CallError::into_status)?;
+        let edited = self.inner.commit_edit(RelationId(job), Generation(generation), edit).await;
+        let applied = edited.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::CommitEditAnswer { applied }))
+    }
+
+    async fn report_failure(
+        &self,
+        request: Request<proto::ReportFailureRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        let proto::ReportFailureRequest { job, generation, error } = request.into_inner();
+        let error = required(error, "error").map_err(CallError::into_status)?;
+        let (job, generation) = (RelationId(job), Generation(generation));
+        empty(self.inner.report_failure(job, generation, error_from_proto(error)).await)
+    }
+
+    async fn report_jobs(
+        &self,
+        request: Request<proto::JobReports>,
+    ) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.report_jobs(request.into_inner().jobs).await)
+    }
+
+    async fn create_relation(
+        &self,
+        request: Request<proto::CreateRelationRequest>,
+    ) -> Result<Response<proto::CreateRelationAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let proto::CreateRelationRequest { relation, table_count, or_replace } =
+            request.into_inner();
+        let relation = required(relation, "relation").map_err(CallError::into_status)?;
+        let created = self.inner.create_relation(relation, table_count, or_replace).await;
+        let (RelationId(id), record) = created.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::CreateRelationAnswer { id, record }))
+    }
+
+    async fn drop_relations(
+        &self,
+        request: Request<log::DropRelations>,
+    ) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        let ids = request.into_inner().ids.into_iter().map(RelationId).collect();
+        logged(self.inner.drop_relations(ids).await)
+    }
+
+    async fn alter_relation(
+        &self,
+        request: Request<log::AlterRelation>,
+    ) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        let log::AlterRelation { id, options, paused } = request.into_inner();
+        logged(self.inner.alter_relation(RelationId(id), options, paused).await)
+    }
+
+    async fn rebuild(&self, request: Request<JobRequest>) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        logged(self.inner.rebuild(RelationId(request.get_ref().job)).await)
+    }
+
+    async fn create_schema(
+        &self,
+        request: Request<log::CreateSchema>,
+    ) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        logged(self.inner.create_schema(&request.get_ref().name).await)
+    }
+
+    async fn drop_schema(
+        &self,
+        request: Request<log::DropSchema>,
+    ) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        let log::DropSchema { name, cascade } = request.into_inner();
+        logged(self.inner.drop_schema(&name, cascade).await)
+    }
+
+    async fn set_setting(
+        &self,
+        request: Request<log::SetSetting>,
+    ) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        let log::SetSetting { name, value } = request.into_inner();
+        logged(self.inner.set_setting(&name, value.as_deref()).await)
+    }
+
+    async fn set_user(&self, request: Request<log::SetUser>) -> Result<Response<Logged>, Status> {
+        self.admission.admit(&request)?;
+        let user = request.into_inner();
+        let change = user.change();
+        logged(self.inner.set_user(&user.name, change, user.verifier).await)
+    }
+
+    async fn wait_created(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.wait_created(RelationId(request.get_ref().job)).await)
+    }
+
+    async fn wait_rebuilt(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.wait_rebuilt(RelationId(request.get_ref().job)).await)
+    }
+
+    async fn read_epoch(
+        &self,
+        request: Request<proto::ReadEpochRequest>,
+    ) -> Result<Response<proto::ReadEpochAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let proto::ReadEpochRequest { relations, timeout_ms, fresh } = request.into_inner();
+        let ids: Vec<RelationId> = relations.into_iter().map(RelationId).collect();
+        let timeout = Some(Duration::from_millis(timeout_ms)).filter(|t| !t.is_zero());
+        let read = self.inner.read_epoch(&ids, timeout, fresh).await;
+        let ReadEpoch { epoch: Epoch(epoch), record } = read.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::ReadEpochAnswer { epoch, record }))
+    }
+
+    async fn flush(&self, request: Request<Empty>) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.flush().await)
+    }
+
+    async fn jobs(&self, request: Request<Empty>) -> Result<Response<proto::JobReports>, Status> {
+        self.admission.admit(&request)?;
+        let jobs = self.inner.jobs().await.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::JobReports { jobs }))
+    }
+}
+
+/// The leader, in another process.
+#[derive(Clone)]
+pub struct RemoteMeta {
+    peer: Peer,
+}
+
+fn client(transport: Transport) -> MetaClient<Transport> {
+    MetaClient::new(transport)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+impl RemoteMeta {
+    pub fn new(peer: Peer) -> RemoteMeta {
+        RemoteMeta { peer }
+    }
+}
+
+#[async_trait]
+impl MetaControl for RemoteMeta {
+    async fn register_process(&self, process: RegisterProcess) -> Result<u64, CallError> {
+        let send = |t, r| async move { client(t).register_process(r).await };
+        Ok(self.peer.ask(process, send).await?.incarnation)
+    }
+
+    async fn follow(&self, from: u64) -> Result<RecordStream, CallError> {
+        let request = proto::FollowRequest { from };
+        let send = |t, r| async move { client(t).follow(r).await };
+        let messages = self.peer.wait(request, send).await?;
+        let peer = self.peer.clone();
+        let read = move |message: Result<proto::StreamMessage, Status>| {
+            StreamMessage::try_from(message.map_err(|status| peer.failed(&status))?)
+        };
+        Ok(messages.map(read).boxed())
+    }
+
+    async fn request_cut(&self, job: JobId) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).request_cut(r).await };
+        self.peer.ask(JobRequest { job: job.0 }, send).await.map(drop)
+    }
+
+    async fn request_compaction(&self, job: JobId) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).request_compaction(r).await };
+        self.peer.ask(JobRequest { job: job.0 }, send).await.map(drop)
+    }
+
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, CallError> {
+        let (job, generation) = (job.0, generation.0);
+        let request = proto::CommitEditRequest { job, generation, edit: Some(edit) };
+        let send = |t, r| async move { client(t).commit_edit(r).await };
+        Ok(self.peer.wait(request, send).await?.applied)
+    }
+
+    async fn report_failure(
+        &self,
+        job: JobId,
+        generation: Generation,
+        error: SqlError,
+    ) -> Result<(), CallError> {
+        let (job, generation) = (job.0, generation.0);
+        let error = Some(error_to_proto(&error));
+        let request = proto::ReportFailureRequest { job, generation, error };
+        let send = |t, r| async move { client(t).report_failure(r).await };
+        self.peer.ask(request, send).await.map(drop)
+    }
+
+    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).report_jobs(r).await };
+        self.peer.ask(proto::JobReports { jobs }, send).await.map(drop)
+    }
+
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<(RelationId, u64), CallError> {
+        let relation = Some(relation);
+        let request = proto::CreateRelationRequest { relation, table_count, or_replace };
+        let send = |t, r| async move { client(t).create_relation(r).await };
+        let created = self.peer.wait(request, send).await?;
+        Ok((RelationId(created.id), created.record))
+    }
+
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
+        let request = log::DropRelations { ids: ids.into_iter().map(|id| id.0).collect() };
+        let send = |t, r| async move { client(t).drop_relations(r).await };
+        Ok(self.peer.wait(request, send).await?.record)
+    }
+
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<u64, CallError> {
+        let request = log::AlterRelation { id: id.0, options, paused };
+        let send = |t, r| async move { client(t).alter_relation(r).await };
+        Ok(self.peer.wait(request, send).await?.record)
+    }
+
+    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
+        let send = |t, r| async move { client(t).rebuild(r).await };
+        Ok(self.peer.wait(JobRequest { job: id.0 }, send).await?.record)
+    }
+
+    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
+        let request = log::CreateSchema { name: name.to_owned() };
+        let send = |t, r| async move { client(t).create_schema(r).await };
+        Ok(self.peer.wait(request, send).await?.record)
+    }
+
+    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
+        let request = log::DropSchema { name: name.to_owned(), cascade };
+        let send = |t, r| async move { client(t).drop_schema(r).await };
+        Ok(self.peer.wait(request, send).await?.record)
+    }
+
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
+        let (name, value) = (name.to_owned(), value.map(str::to_owned));
+        let send = |t, r| async move { client(t).set_setting(r).await };
+        Ok(self.peer.wait(log::SetSetting { name, value }, send).await?.record)
+    }
+
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<u64, CallError> {
+        let (name, change) = (name.to_owned(), change as i32);
+        let send = |t, r| async move { client(t).set_user(r).await };
+        Ok(self.peer.wait(log::SetUser { name, change, verifier }, send).await?.record)
+    }
+
+    async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).wait_created(r).await };
+        self.peer.wait(JobRequest { job: id.0 }, send).await.map(drop)
+    }
+
+    async fn wait_rebuilt(&self, id: RelationId) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).wait_rebuilt(r).await };
+        self.peer.wait(JobRequest { job: id.0 }, send).await.map(drop)
+    }
+
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Option<Duration>,
+        fresh: bool,
+    ) -> Result<ReadEpoch, CallError> {
+        let relations = ids.iter().map(|id| id.0).collect();
+        // No timeout is sent as 0: less than a millisecond is one.
+        let timeout_ms = timeout.map_or(0, |t| (t.as_millis() as u64).max(1));
+        let request = proto::ReadEpochRequest { relations, timeout_ms, fresh };
+        let send = |t, r| async move { client(t).read_epoch(r).await };
+        let read = match timeout {
+            Some(timeout) => self.peer.ask_within(timeout + GRACE, request, send).await?,
+            None => self.peer.wait(request, send).await?,
+        };
+        Ok(ReadEpoch { epoch: Epoch(read.epoch), record: read.record })
+    }
+
+    async fn flush(&self) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).flush(r).await };
+        self.peer.wait(Empty {}, send).await.map(drop)
+    }
+
+    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
+        let send = |t, r| async move { client(t).jobs(r).await };
+        Ok(self.peer.ask(Empty {}, send).await?.jobs)
+    }
+}

@@ -1,0 +1,27 @@
+//! The services between processes, over gRPC: for each an adapter that serves an implementation, and one that is an
+//! implementation and calls another process.
+//!
+//! - [`Admission`] decides which calls a process takes: protocol version, term and incarnations are in every call's
+//!   metadata, and a caller that is behind is told what it is behind of.
+//! - [`Server`] listens with the services that a process has; [`Peer`] is the way to another process.
+//! - [`RemoteCompute`], [`RemoteCompactor`], [`RemoteMeta`] and [`RemoteDml`] call.
+//!
+//! A call that is dropped by its caller is dropped by its server. Calls that answer at once have a deadline; those that
+//! may last (a cut, a compaction) end when the connection is silent for too long.
+
+mod admission;
+mod compactor;
+mod compute;
+mod convert;
+mod dml;
+mod meta;
+mod peer;
+mod server;
+
+pub use admission::{Admission, Caller};
+pub use compactor::RemoteCompactor;
+pub use compute::RemoteCompute;
+pub use dml::RemoteDml;
+pub use meta::RemoteMeta;
+pub use peer::{CallLimits, Handshake, Identity, Peer};
+pub use server::Server;

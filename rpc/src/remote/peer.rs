@@ -1,0 +1,218 @@
+//! The way to another process.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tonic::metadata::MetadataValue;
+use tonic::service::Routes;
+use tonic::transport::Endpoint;
+use tonic::{Request, Response, Status};
+use tower::util::{BoxCloneSyncService, MapErr};
+
+use super::admission::{CALLER_BUILD, INCARNATION, PROTOCOL, TARGET, TERM};
+use super::server::MAX_HEADER_BYTES;
+use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
+use crate::proto::HandshakeRequest;
+use crate::proto::node_client::NodeClient;
+
+/// What takes requests to the other process.
+pub(super) type Transport = BoxCloneSyncService<
+    http::Request<tonic::body::Body>,
+    http::Response<tonic::body::Body>,
+    tonic::transport::Error,
+>;
+
+/// How long a call may take.
+#[derive(Clone, Copy, Debug)]
+pub struct CallLimits {
+    /// Until there is a connection.
+    pub connect: Duration,
+    /// Until the answer, of calls that are answered at once.
+    pub answer: Duration,
+    /// A connection with a call under way from which nothing comes for so long is taken for broken.
+    pub silence: Duration,
+}
+
+impl Default for CallLimits {
+    fn default() -> CallLimits {
+        CallLimits {
+            connect: Duration::from_secs(2),
+            answer: Duration::from_secs(10),
+            silence: Duration::from_secs(4),
+        }
+    }
+}
+
+/// Who this process is, as it tells others with every call. Shared by all its peers.
+#[derive(Debug, Default)]
+pub struct Identity {
+    term: AtomicU64,
+    incarnation: AtomicU64,
+    /// The highest term that a refusal has named.
+    told: AtomicU64,
+}
+
+impl Identity {
+    pub fn new(term: u64, incarnation: u64) -> Identity {
+        let identity = Identity::default();
+        identity.set_term(term);
+        identity.set_incarnation(incarnation);
+        identity
+    }
+
+    /// The process follows the leader of this term, or is it.
+    pub fn set_term(&self, term: u64) {
+        self.term.store(term, Ordering::Release);
+    }
+
+    pub fn set_incarnation(&self, incarnation: u64) {
+        self.incarnation.store(incarnation, Ordering::Release);
+    }
+
+    /// The highest term that others have named when they refused calls; above the own one, there is another leader.
+    pub fn told_term(&self) -> u64 {
+        self.told.load(Ordering::Acquire)
+    }
+}
+
+/// What another process has said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handshake {
+    pub build: String,
+    pub incarnation: u64,
+    pub term: u64,
+}
+
+/// Another process, by its address. Connects when it is first called, and again after a failure.
+#[derive(Clone)]
+pub struct Peer {
+    address: Arc<str>,
+    transport: Transport,
+    identity: Arc<Identity>,
+    /// The incarnation that is meant; 0: whoever is there.
+    target: u64,
+    limits: CallLimits,
+}
+
+impl Peer {
+    /// The process at `host:port`. Must be called on a runtime.
+    pub fn new(
+        address: &str,
+        identity: Arc<Identity>,
+        limits: CallLimits,
+    ) -> Result<Peer, CallError> {
+        let endpoint = Endpoint::from_shared(format!("http://{address}"))
+            .map_err(|e| CallError::Malformed(format!("the address \"{address}\": {e}")))?
+            .connect_timeout(limits.connect)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(limits.silence / 2)
+            .keep_alive_timeout(limits.silence / 2)
+            .keep_alive_while_idle(false)
+            .http2_adaptive_window(true)
+            .http2_max_header_list_size(MAX_HEADER_BYTES);
+        let transport = BoxCloneSyncService::new(endpoint.connect_lazy());
+        Ok(Peer { address: address.into(), transport, identity, target: 0, limits })
+    }
+
+    /// This process, through bytes.
+    pub(crate) fn loopback(routes: Routes) -> Peer {
+        let routes = MapErr::new(routes, |never: Infallible| match never {});
+        let transport = BoxCloneSyncService::new(routes);
+        let address = "loopback".into();
+        let (identity, limits) = (Arc::default(), CallLimits::default());
+        Peer { address, transport, identity, target: 0, limits }
+    }
+
+    /// The same, for calls that only the process of this incarnation may take.
+    pub fn of_incarnation(mut self, incarnation: u64) -> Peer {
+        self.target = incarnation;
+        self
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Asks for protocol version and build; an error if the versions differ.
+    pub async fn handshake(&self) -> Result<Handshake, CallError> {
+        let request = HandshakeRequest { protocol: PROTOCOL_VERSION, build: BUILD.into() };
+        let answer =
+            self.ask(request, |t, r| async move { NodeClient::new(t).handshake(r).await }).await?;
+        if answer.protocol != PROTOCOL_VERSION {
+            let (ours, theirs) = (PROTOCOL_VERSION, answer.protocol);
+            return Err(CallError::Protocol { ours, theirs, build: answer.build });
+        }
+        let (incarnation, term) = (answer.incarnation, answer.term);
+        Ok(Handshake { build: answer.build, incarnation, term })
+    }
+
+    /// A call that is answered at once.
+    pub(super) async fn ask<M, R, F>(
+        &self,
+        message: M,
+        send: impl FnOnce(Transport, Request<M>) -> F,
+    ) -> Result<R, CallError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        self.ask_within(self.limits.answer, message, send).await
+    }
+
+    /// A call that is answered by then.
+    pub(super) async fn ask_within<M, R, F>(
+        &self,
+        limit: Duration,
+        message: M,
+        send: impl FnOnce(Transport, Request<M>) -> F,
+    ) -> Result<R, CallError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let mut request = self.request(message);
+        request.set_timeout(limit);
+        let answer = tokio::time::timeout(limit, send(self.transport.clone(), request)).await;
+        match answer {
+            Ok(answer) => answer.map(Response::into_inner).map_err(|s| self.failed(&s)),
+            Err(_) => Err(CallError::Unreachable {
+                peer: self.address.to_string(),
+                cause: format!("no answer within {} ms", limit.as_millis()),
+            }),
+        }
+    }
+
+    /// A call that may last: it ends when the connection does.
+    pub(super) async fn wait<M, R, F>(
+        &self,
+        message: M,
+        send: impl FnOnce(Transport, Request<M>) -> F,
+    ) -> Result<R, CallError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let answer = send(self.transport.clone(), self.request(message)).await;
+        answer.map(Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// What a status means; notes the term that it names.
+    pub(super) fn failed(&self, status: &Status) -> CallError {
+        let error = CallError::from_status(&self.address, status);
+        if let CallError::StaleTerm { term } = error {
+            self.identity.told.fetch_max(term, Ordering::AcqRel);
+        }
+        error
+    }
+
+    fn request<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        let metadata = request.metadata_mut();
+        metadata.insert(PROTOCOL, MetadataValue::from(PROTOCOL_VERSION));
+        metadata.insert(CALLER_BUILD, MetadataValue::from_static(BUILD));
+        metadata.insert(TERM, MetadataValue::from(self.identity.term.load(Ordering::Acquire)));
+        let incarnation = self.identity.incarnation.load(Ordering::Acquire);
+        metadata.insert(INCARNATION, MetadataValue::from(incarnation));
+        metadata.insert(TARGET, MetadataValue::from(self.target));
+        request
+    }
+}

@@ -1,0 +1,99 @@
+//! The services that a process has, on one listener.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::net::TcpListener;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+use super::admission::Admission;
+use super::{compactor, compute, dml, meta};
+use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
+use crate::control::MetaControl;
+use crate::dml::DmlService;
+use crate::proto::node_server::{Node, NodeServer};
+use crate::proto::{HandshakeAnswer, HandshakeRequest};
+use crate::services::{CompactorService, ComputeService};
+
+/// Bytes of a call's headers, in which errors travel.
+pub(super) const MAX_HEADER_BYTES: u32 = 256 << 10;
+/// How long a caller may be silent before its connection is taken for broken, and what it holds is released.
+const CALLER_SILENCE: Duration = Duration::from_secs(4);
+
+/// Serves what it was given, and the handshake.
+pub struct Server {
+    admission: Arc<Admission>,
+    routes: Routes,
+}
+
+impl Server {
+    pub fn new(admission: Arc<Admission>) -> Server {
+        let node = NodeServer::new(NodeService { admission: Arc::clone(&admission) });
+        Server { admission, routes: Routes::new(node) }
+    }
+
+    pub fn compute(mut self, service: Arc<dyn ComputeService>) -> Server {
+        self.routes = self.routes.add_service(compute::server(service, &self.admission));
+        self
+    }
+
+    pub fn compactor(mut self, service: Arc<dyn CompactorService>) -> Server {
+        self.routes = self.routes.add_service(compactor::server(service, &self.admission));
+        self
+    }
+
+    pub fn meta(mut self, service: Arc<dyn MetaControl>) -> Server {
+        self.routes = self.routes.add_service(meta::server(service, &self.admission));
+        self
+    }
+
+    pub fn dml(mut self, service: Arc<dyn DmlService>) -> Server {
+        self.routes = self.routes.add_service(dml::server(service, &self.admission));
+        self
+    }
+
+    pub(crate) fn into_routes(self) -> Routes {
+        self.routes.prepare()
+    }
+
+    /// Answers calls until [`Admission::stop`]; calls under way are answered first.
+    pub async fn serve(self, listener: TcpListener) -> Result<(), tonic::transport::Error> {
+        let stopping = self.admission.stopping();
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+        tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(CALLER_SILENCE / 2))
+            .http2_keepalive_timeout(Some(CALLER_SILENCE / 2))
+            .http2_adaptive_window(Some(true))
+            .http2_max_header_list_size(MAX_HEADER_BYTES)
+            .add_routes(self.routes)
+            .serve_with_incoming_shutdown(incoming, stopping.cancelled_owned())
+            .await
+    }
+}
+
+struct NodeService {
+    admission: Arc<Admission>,
+}
+
+#[async_trait]
+impl Node for NodeService {
+    async fn handshake(
+        &self,
+        request: Request<HandshakeRequest>,
+    ) -> Result<Response<HandshakeAnswer>, Status> {
+        let HandshakeRequest { protocol: theirs, build } = request.into_inner();
+        if theirs != PROTOCOL_VERSION {
+            let refusal = CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build };
+            return Err(refusal.into_status());
+        }
+        Ok(Response::new(HandshakeAnswer {
+            protocol: PROTOCOL_VERSION,
+            build: BUILD.into(),
+            incarnation: self.admission.incarnation(),
+            term: self.admission.term(),
+        }))
+    }
+}
