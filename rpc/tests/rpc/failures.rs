@@ -1,0 +1,200 @@
+//! What callers are told when a call fails, and what a server does with calls it must not take.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
+use millrace_common::{DeltaChunk, Epoch, Generation, RelationId, SqlState};
+use millrace_rpc::call_error::{BUILD, CallError, PROTOCOL_VERSION, is_unreachable};
+use millrace_rpc::control::MetaControl;
+use millrace_rpc::dml::{DmlKind, DmlService, EntryFlag};
+use millrace_rpc::log::CreateSchema;
+use millrace_rpc::proto::node_client::NodeClient;
+use millrace_rpc::proto::{self, Refusal, refusal};
+use millrace_rpc::remote::{
+    Admission, CallLimits, Handshake, Identity, Peer, RemoteCompute, RemoteDml, RemoteMeta,
+};
+use millrace_rpc::services::{ComputeService, Cut};
+use millrace_rpc::version::StatementId;
+use prost::Message;
+use tokio::net::TcpListener;
+use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_prost::ProstCodec;
+
+use crate::fake::{FAILING, LIMIT, STUCK, encoded, error, networked, peer, serve};
+
+const CUT: Cut = Cut { epoch: Epoch(1), number: 1 };
+
+#[tokio::test]
+async fn an_error_keeps_its_parts() {
+    for clients in [encoded(), networked().await] {
+        let failed = clients.compute.cut(FAILING, Generation(1), CUT).await.unwrap_err();
+        let (failed, sent) = (failed.into_parts(), error().into_parts());
+        assert_eq!(failed.state, SqlState::UNIQUE_VIOLATION);
+        assert_eq!((failed.message, failed.hint), (sent.message, sent.hint));
+        assert_eq!((failed.position, failed.after), (sent.position, sent.after));
+        assert_eq!((failed.context, failed.object), (sent.context, sent.object));
+        assert_eq!(failed.routine, sent.routine);
+        // Long texts are cut: they travel in headers.
+        let detail = failed.detail.unwrap();
+        assert!(detail.len() > 10_000 && sent.detail.unwrap().starts_with(&detail));
+    }
+}
+
+#[tokio::test]
+async fn callers_that_are_behind_are_told_of_what() {
+    let admission = Arc::new(Admission::default());
+    admission.raise_term(5);
+    admission.set_incarnation(30);
+    let (_fake, address) = serve(Arc::clone(&admission)).await;
+    let identity = Arc::new(Identity::new(4, 20));
+    let meta = RemoteMeta::new(peer(&address, Arc::clone(&identity)));
+    let stale = meta.flush().await;
+    assert!(matches!(stale, Err(CallError::StaleTerm { term: 5 })), "{stale:?}");
+    assert_eq!(identity.told_term(), 5);
+    // Who follows no leader yet can still register.
+    meta.register_process(Default::default()).await.unwrap();
+
+    identity.set_term(7);
+    meta.flush().await.unwrap();
+    assert_eq!(admission.term(), 7, "a server follows the highest term that it meets");
+    identity.set_term(6);
+    assert!(matches!(meta.flush().await, Err(CallError::StaleTerm { term: 7 })));
+    identity.set_term(7);
+
+    let of =
+        |incarnation| RemoteMeta::new(peer(&address, identity.clone()).of_incarnation(incarnation));
+    of(30).flush().await.unwrap();
+    let succeeded = of(29).flush().await;
+    assert!(matches!(succeeded, Err(CallError::StaleIncarnation { incarnation: 30 })));
+    admission.fence(20);
+    assert!(matches!(meta.flush().await, Err(CallError::Fenced { incarnation: 20 })));
+}
+
+#[tokio::test]
+async fn a_handshake_names_versions_and_refuses_mixed_ones() {
+    let admission = Arc::new(Admission::default());
+    admission.set_incarnation(30);
+    admission.raise_term(2);
+    let (_fake, address) = serve(admission).await;
+    let answer = peer(&address, Arc::default()).handshake().await.unwrap();
+    assert_eq!(answer, Handshake { build: BUILD.into(), incarnation: 30, term: 2 });
+
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;
+    let request = proto::HandshakeRequest { protocol: PROTOCOL_VERSION + 1, build: "next".into() };
+    let refused = NodeClient::new(channel.unwrap()).handshake(request).await.unwrap_err();
+    let text = format!("version {} (build next)", PROTOCOL_VERSION + 1);
+    assert!(refused.message().contains(&text), "{}", refused.message());
+    assert!(refused.message().contains(&format!("version {PROTOCOL_VERSION} (build {BUILD})")));
+    let reason = Refusal::decode(refused.details()).unwrap().reason.unwrap();
+    let ours = proto::ProtocolMismatch { protocol: PROTOCOL_VERSION, build: BUILD.into() };
+    assert_eq!(reason, refusal::Reason::Protocol(ours));
+}
+
+#[tokio::test]
+async fn a_call_without_the_protocol_version_is_refused() {
+    let (_fake, address) = serve(Arc::default()).await;
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;
+    let mut client = proto::meta_client::MetaClient::new(channel.unwrap());
+    let refused = client.flush(proto::Empty {}).await.unwrap_err();
+    let reason = Refusal::decode(refused.details()).unwrap().reason.unwrap();
+    assert!(matches!(reason, refusal::Reason::Protocol(p) if p.protocol == PROTOCOL_VERSION));
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_is_dropped_by_its_server() {
+    for clients in [encoded(), networked().await] {
+        {
+            let cut = clients.compute.cut(STUCK, Generation(1), CUT);
+            tokio::pin!(cut);
+            tokio::select! {
+                _ = &mut cut => panic!("it never answers"),
+                () = clients.fake.arrived() => {}
+            }
+        }
+        clients.fake.was_dropped().await;
+    }
+}
+
+/// A server on a runtime of its own, which can be taken away at once, as a process can.
+fn on_its_own_runtime() -> (tokio::runtime::Runtime, Arc<crate::fake::Fake>, String) {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (fake, address) = runtime.block_on(serve(Arc::default()));
+    (runtime, fake, address)
+}
+
+#[test]
+fn a_server_that_goes_away_ends_calls_with_an_error_to_retry() {
+    let (server, fake, address) = on_its_own_runtime();
+    let client = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    client.block_on(async {
+        let peer = peer(&address, Arc::default());
+        let (compute, meta) = (RemoteCompute::new(peer.clone()), RemoteMeta::new(peer.clone()));
+        let dml = RemoteDml::new(peer);
+        let rows: ArrayRef = Arc::new(Int64Array::from(vec![1]));
+        let delta = DeltaChunk::inserts(RecordBatch::try_from_iter([("id", rows)]).unwrap());
+        let entered = EntryFlag::default();
+        let id = StatementId { frontend: 1, number: 1 };
+        let cut = compute.cut(STUCK, Generation(1), CUT);
+        let statement = dml.apply_dml(RelationId(7), id, delta, DmlKind::Change, &entered);
+        let leave = async {
+            fake.arrived().await;
+            entered.wait().await;
+            server.shutdown_background();
+        };
+        let ended = async { tokio::join!(cut, statement, leave) };
+        let (cut, statement, ()) = tokio::time::timeout(LIMIT, ended).await.unwrap();
+        let cut = cut.unwrap_err();
+        assert!(is_unreachable(&cut), "{cut:?}");
+        assert_eq!(cut.state, SqlState::CONNECTION_FAILURE);
+        assert!(statement.unwrap_err().is_retryable(), "its outcome is unknown");
+        let refused = tokio::time::timeout(LIMIT, meta.flush()).await.unwrap().unwrap_err();
+        assert!(refused.is_retryable(), "{refused:?}");
+    });
+}
+
+#[tokio::test]
+async fn a_silent_server_ends_calls_within_their_deadline() {
+    // It takes connections and never says anything, as a stopped process does.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let limits = CallLimits {
+        answer: Duration::from_millis(100),
+        silence: Duration::from_millis(200),
+        ..CallLimits::default()
+    };
+    let peer = Peer::new(&address, Arc::default(), limits).unwrap();
+    let meta = RemoteMeta::new(peer.clone());
+    let asked = tokio::time::timeout(LIMIT, meta.request_cut(STUCK)).await.unwrap().unwrap_err();
+    assert!(asked.is_retryable(), "{asked:?}");
+    // A call that may last ends because nothing comes.
+    let compute = RemoteCompute::new(peer);
+    let cut = compute.cut(STUCK, Generation(1), CUT);
+    let cut = tokio::time::timeout(LIMIT, cut).await.unwrap().unwrap_err();
+    assert!(is_unreachable(&cut), "{cut:?}");
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_message_are_an_error() {
+    let (_fake, address) = serve(Arc::default()).await;
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;
+    let channel = channel.unwrap();
+    // A text where a number has to be.
+    let mut raw = tonic::client::Grpc::new(channel.clone());
+    raw.ready().await.unwrap();
+    let codec = ProstCodec::<CreateSchema, proto::Empty>::default();
+    let path = http::uri::PathAndQuery::from_static("/millrace.rpc.Compute/Cut");
+    let message = tonic::Request::new(CreateSchema { name: "text".into() });
+    let refused = raw.unary(message, path, codec).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Internal, "{refused:?}");
+
+    // A message that says nothing.
+    let mut client = proto::compute_client::ComputeClient::new(channel);
+    let mut empty = tonic::Request::new(proto::StartJobRequest::default());
+    empty.metadata_mut().insert("millrace-protocol", PROTOCOL_VERSION.into());
+    let refused = client.start_job(empty).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
+    assert!(refused.message().contains("relation"), "{}", refused.message());
+}

@@ -1,0 +1,451 @@
+//! Services that note what arrives and answer with what a test can tell, and the ways to call them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::{self, StreamExt};
+use millrace_common::error::ErrorObject;
+use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::control::{JobReport, MetaControl, ReadEpoch, RecordStream};
+use millrace_rpc::dml::{
+    DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
+    TableChange,
+};
+use millrace_rpc::log::{MoveParts, RegisterProcess, UserChange};
+use millrace_rpc::loopback::Encoded;
+use millrace_rpc::remote::{
+    Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta,
+    Server,
+};
+use millrace_rpc::services::{
+    CompactionTask, CompactorService, ComputeService, Cut, LivePart, StartJob,
+};
+use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
+use millrace_rpc::version::{JobCommit, PublishHandle, StatementId, VersionEdit};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+
+use crate::filled;
+
+/// No wait of a test lasts longer.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// All four services. A job or table with this number never answers.
+pub const STUCK: RelationId = RelationId(999);
+/// One with this number answers with [`error`].
+pub const FAILING: RelationId = RelationId(666);
+
+pub struct Fake {
+    seen: watch::Sender<Vec<String>>,
+    /// Calls that never answer, and locks, that were dropped.
+    pub dropped: Arc<watch::Sender<usize>>,
+    /// Lets statements that have entered end.
+    pub finish: Notify,
+}
+
+impl Default for Fake {
+    fn default() -> Fake {
+        let (seen, dropped) = (watch::channel(Vec::new()).0, Arc::new(watch::channel(0).0));
+        Fake { seen, dropped, finish: Notify::new() }
+    }
+}
+
+/// An error in which everything is set.
+pub fn error() -> SqlError {
+    let object = ErrorObject {
+        schema: "public".into(),
+        table: "t".into(),
+        column: Some("c".into()),
+        constraint: Some("t_pkey".into()),
+    };
+    let mut error = SqlError::new(SqlState::UNIQUE_VIOLATION, "a key exists – twice")
+        .with_detail("d".repeat(20_000))
+        .with_hint("h")
+        .with_position(7)
+        .with_object(object)
+        .with_routine("routine")
+        .with_context("context");
+    error.after = Some((3, 4));
+    error
+}
+
+struct CountDrop(Arc<watch::Sender<usize>>);
+
+impl Drop for CountDrop {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n += 1);
+    }
+}
+
+impl Fake {
+    fn note(&self, what: impl std::fmt::Debug) {
+        self.seen.send_modify(|seen| seen.push(format!("{what:?}")));
+    }
+
+    /// What has arrived since this was last asked.
+    pub fn seen(&self) -> Vec<String> {
+        self.seen.send_replace(Vec::new())
+    }
+
+    /// Completes when something has arrived.
+    pub async fn arrived(&self) {
+        let mut seen = self.seen.subscribe();
+        tokio::time::timeout(LIMIT, seen.wait_for(|s| !s.is_empty())).await.unwrap().unwrap();
+    }
+
+    /// Completes when a call that never answers has been dropped, or locks.
+    pub async fn was_dropped(&self) {
+        let mut dropped = self.dropped.subscribe();
+        tokio::time::timeout(LIMIT, dropped.wait_for(|n| *n > 0)).await.unwrap().unwrap();
+    }
+
+    async fn answer(&self, id: RelationId) -> Result<(), SqlError> {
+        if id == STUCK {
+            let _counted = CountDrop(Arc::clone(&self.dropped));
+            std::future::pending::<()>().await;
+        }
+        if id == FAILING { Err(error()) } else { Ok(()) }
+    }
+}
+
+#[async_trait]
+impl ComputeService for Fake {
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
+        self.note(start);
+        Ok(())
+    }
+
+    async fn cut(
+        &self,
+        job: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError> {
+        self.note((job, generation, cut));
+        self.answer(job).await?;
+        Ok(filled::one("millrace.version.JobCommit"))
+    }
+
+    async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        if message.records.is_empty() {
+            return Err(StreamError::Gap { next: 4 });
+        }
+        self.note(message);
+        Ok(Acknowledged { received: 9, behind: vec![(RelationId(3), 8)] })
+    }
+
+    async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
+        Acknowledged { received: known.received + 1, ..known }
+    }
+
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
+        self.note((job, generation, error));
+    }
+
+    async fn publish(
+        &self,
+        job: JobId,
+        generation: Generation,
+        handles: Vec<PublishHandle>,
+    ) -> Result<(), SqlError> {
+        self.note((job, generation, handles));
+        Ok(())
+    }
+
+    async fn stop_job(&self, job: JobId, generation: Generation) {
+        self.note((job, generation));
+    }
+}
+
+#[async_trait]
+impl CompactorService for Fake {
+    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
+        self.note(task);
+        Ok(filled::one("millrace.version.VersionEdit"))
+    }
+
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        self.note(parts);
+        Ok(filled::one("millrace.log.MoveParts"))
+    }
+}
+
+#[async_trait]
+impl MetaControl for Fake {
+    async fn register_process(&self, process: RegisterProcess) -> Result<u64, CallError> {
+        self.note(process);
+        Ok(41)
+    }
+
+    async fn follow(&self, from: u64) -> Result<RecordStream, CallError> {
+        let message =
+            StreamMessage { horizons: vec![(RelationId(2), Epoch(from))], records: vec![] };
+        Ok(stream::iter([Ok(message), Err(CallError::Gap { next: 8 })]).boxed())
+    }
+
+    async fn request_cut(&self, job: JobId) -> Result<(), CallError> {
+        self.note(("cut", job));
+        Ok(())
+    }
+
+    async fn request_compaction(&self, job: JobId) -> Result<(), CallError> {
+        self.note(("compaction", job));
+        Ok(())
+    }
+
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, CallError> {
+        self.note((job, generation, edit));
+        Ok(true)
+    }
+
+    async fn report_failure(
+        &self,
+        job: JobId,
+        generation: Generation,
+        error: SqlError,
+    ) -> Result<(), CallError> {
+        self.note((job, generation, error));
+        Ok(())
+    }
+
+    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError> {
+        self.note(jobs);
+        Ok(())
+    }
+
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<(RelationId, u64), CallError> {
+        self.note((relation, table_count, or_replace));
+        Ok((RelationId(16384), 12))
+    }
+
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
+        self.note(ids);
+        Ok(13)
+    }
+
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<u64, CallError> {
+        self.note((id, options, paused));
+        Ok(14)
+    }
+
+    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
+        self.note(("rebuild", id));
+        Ok(15)
+    }
+
+    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
+        self.note(name);
+        Ok(16)
+    }
+
+    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
+        self.note((name, cascade));
+        Ok(17)
+    }
+
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
+        self.note((name, value));
+        Ok(18)
+    }
+
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<u64, CallError> {
+        self.note((name, change, verifier));
+        Ok(19)
+    }
+
+    async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {
+        self.note(("created", id));
+        Ok(self.answer(id).await?)
+    }
+
+    async fn wait_rebuilt(&self, id: RelationId) -> Result<(), CallError> {
+        Ok(self.answer(id).await?)
+    }
+
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Option<Duration>,
+        fresh: bool,
+    ) -> Result<ReadEpoch, CallError> {
+        self.note((ids, timeout, fresh));
+        Ok(ReadEpoch { epoch: Epoch(300), record: 20 })
+    }
+
+    async fn flush(&self) -> Result<(), CallError> {
+        self.note("flush");
+        Ok(())
+    }
+
+    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
+        Ok(vec![filled::one("millrace.rpc.JobReport")])
+    }
+}
+
+#[async_trait]
+impl DmlService for Fake {
+    async fn apply_dml(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        delta: DeltaChunk,
+        kind: DmlKind,
+        entered: &EntryFlag,
+    ) -> Result<DmlAnswer, CallError> {
+        let rows = delta.num_rows() as u64;
+        self.note((table, id, &delta.batch, delta.weights_array(), kind));
+        if rows == 0 {
+            return Ok(DmlAnswer::Conflict);
+        }
+        self.answer(table).await?;
+        entered.set();
+        self.finish.notified().await;
+        Ok(DmlAnswer::Applied { epoch: Epoch(300), rows, late: 1 })
+    }
+
+    async fn apply_transaction(
+        &self,
+        id: StatementId,
+        changes: Vec<TableChange>,
+        read: ReadSet,
+        entered: &EntryFlag,
+    ) -> Result<DmlAnswer, CallError> {
+        let changes: Vec<_> = changes
+            .iter()
+            .map(|c| (c.table, c.kind, &c.delta.batch, c.delta.weights_array()))
+            .collect();
+        self.note((id, changes, read));
+        entered.set();
+        Ok(DmlAnswer::Conflict)
+    }
+
+    async fn begin_load(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        kind: LoadKind,
+    ) -> Result<Box<dyn LoadService>, CallError> {
+        self.note((table, id, kind));
+        self.answer(table).await?;
+        let dropped = CountDrop(Arc::clone(&self.dropped));
+        Ok(Box::new(FakeLoad { seen: self.seen.clone(), rows: 0, _dropped: dropped }))
+    }
+
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<HeldLocks>, CallError> {
+        self.note(tables);
+        if tables.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(HeldLocks { id: 77, guard: Box::new(CountDrop(Arc::clone(&self.dropped))) }))
+    }
+
+    async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, CallError> {
+        self.answer(table).await?;
+        Ok(1000 + n)
+    }
+}
+
+struct FakeLoad {
+    seen: watch::Sender<Vec<String>>,
+    rows: u64,
+    _dropped: CountDrop,
+}
+
+#[async_trait]
+impl LoadService for FakeLoad {
+    async fn append(&mut self, rows: DeltaChunk) -> Result<bool, CallError> {
+        self.rows += rows.num_rows() as u64;
+        if rows.is_empty() { Err(error().into()) } else { Ok(self.rows > 1) }
+    }
+
+    async fn read_at(&mut self, epoch: Epoch) -> Result<(), CallError> {
+        self.seen.send_modify(|seen| seen.push(format!("{epoch:?}")));
+        Ok(())
+    }
+
+    async fn rest_on(&mut self, read: ReadSet) -> Result<(), CallError> {
+        self.seen.send_modify(|seen| seen.push(format!("{read:?}")));
+        Ok(())
+    }
+
+    async fn finish(self: Box<Self>, entered: &EntryFlag) -> Result<DmlAnswer, CallError> {
+        entered.set();
+        Ok(DmlAnswer::Applied { epoch: Epoch(5), rows: self.rows, late: 0 })
+    }
+}
+
+/// The services of a [`Fake`], as others call them.
+pub struct Clients {
+    pub fake: Arc<Fake>,
+    pub compute: Arc<dyn ComputeService>,
+    pub compactor: Arc<dyn CompactorService>,
+    pub meta: Arc<dyn MetaControl>,
+    pub dml: Arc<dyn DmlService>,
+}
+
+/// In this process, through bytes.
+pub fn encoded() -> Clients {
+    let fake = Arc::new(Fake::default());
+    Clients {
+        compute: Arc::new(Encoded::compute(fake.clone())),
+        compactor: Arc::new(Encoded::compactor(fake.clone())),
+        meta: Arc::new(Encoded::meta(fake.clone())),
+        dml: Arc::new(Encoded::dml(fake.clone())),
+        fake,
+    }
+}
+
+/// Over a server that listens.
+pub async fn networked() -> Clients {
+    let (fake, address) = serve(Arc::default()).await;
+    let peer = peer(&address, Arc::default());
+    Clients {
+        fake,
+        compute: Arc::new(RemoteCompute::new(peer.clone())),
+        compactor: Arc::new(RemoteCompactor::new(peer.clone())),
+        meta: Arc::new(RemoteMeta::new(peer.clone())),
+        dml: Arc::new(RemoteDml::new(peer)),
+    }
+}
+
+/// A server with all services of a [`Fake`], and its address.
+pub async fn serve(admission: Arc<Admission>) -> (Arc<Fake>, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let fake = Arc::new(Fake::default());
+    let server = Server::new(admission)
+        .compute(fake.clone())
+        .compactor(fake.clone())
+        .meta(fake.clone())
+        .dml(fake.clone());
+    tokio::spawn(server.serve(listener));
+    (fake, address)
+}
+
+pub fn peer(address: &str, identity: Arc<Identity>) -> Peer {
+    let limits = CallLimits { answer: Duration::from_secs(5), ..CallLimits::default() };
+    Peer::new(address, identity, limits).unwrap()
+}

@@ -1,0 +1,51 @@
+//! Bytes of messages between processes: a failure means that processes of two builds would not understand each other,
+//! so the protocol version has to rise. The bytes are written by hand from the protobuf encoding.
+
+use millrace_rpc::proto;
+use millrace_rpc::version::StatementId;
+use prost::Message;
+
+fn hex(message: &impl Message) -> String {
+    message.encode_to_vec().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[test]
+fn golden_requests_of_each_service() {
+    let cut = proto::CutRequest { job: 7, generation: 3, epoch: 300, number: 5 };
+    assert_eq!(hex(&cut), "08071003".to_owned() + "18ac02" + "2005");
+
+    let kind = proto::live_part::Kind::Run(proto::RunPart { run_id: 4, meta_length: 2 });
+    let part =
+        proto::LivePart { job: 7, object: "o".into(), offset: 300, length: 5, kind: Some(kind) };
+    let copy = proto::CopyPartsRequest { parts: vec![part] };
+    assert_eq!(
+        hex(&copy),
+        "0a10".to_owned() + "0807" + "12016f" + "18ac02" + "2005" + "2a0408041002"
+    );
+
+    let read = proto::ReadEpochRequest { relations: vec![7, 300], timeout_ms: 10, fresh: true };
+    assert_eq!(hex(&read), "0a0307ac02".to_owned() + "100a" + "1801");
+
+    let kind = Some(proto::dml_kind::Kind::Upsert(proto::Empty {}));
+    let statement = proto::DmlStatement {
+        table: 7,
+        id: Some(StatementId { frontend: 2, number: 3 }),
+        kind: Some(proto::DmlKind { kind }),
+    };
+    let rows = proto::Rows { batch: vec![9].into(), weights: vec![-1], crc: 1 };
+    let part = proto::DmlPart { statement: Some(statement), rows: Some(rows) };
+    let expected = [
+        "0a0c",
+        "0807",
+        "120408021003",
+        "1a022200", // the statement: an upsert
+        "120b",
+        "0a0109",
+        "120101",
+        "1d01000000", // and its rows
+    ];
+    assert_eq!(hex(&part), expected.concat());
+
+    let hello = proto::HandshakeRequest { protocol: 1, build: "b".into() };
+    assert_eq!(hex(&hello), "0801120162");
+}

@@ -1,0 +1,310 @@
+//! Every request arrives as it was sent, and every answer comes back as it was given: between processes, and in one
+//! through bytes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use futures::StreamExt;
+use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::dml::{
+    DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
+    TableChange, TableRead,
+};
+use millrace_rpc::log::{LogRecord, RegisterProcess, UserChange};
+use millrace_rpc::rows::encoded_batches;
+use millrace_rpc::services::{CompactionTask, Cut, LivePart, PartKind, StartJob};
+use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
+use millrace_rpc::version::StatementId;
+
+use crate::fake::{Clients, FAILING, LIMIT, encoded, error, networked};
+use crate::filled;
+
+const JOB: RelationId = RelationId(7);
+const GENERATION: Generation = Generation(3);
+const STATEMENT: StatementId = StatementId { frontend: 2, number: 1 << 40 };
+
+async fn both<F: Future<Output = ()>>(test: impl Fn(Clients) -> F) {
+    tokio::time::timeout(LIMIT, test(encoded())).await.unwrap();
+    tokio::time::timeout(LIMIT, test(networked().await)).await.unwrap();
+}
+
+fn shown(what: impl std::fmt::Debug) -> Vec<String> {
+    vec![format!("{what:?}")]
+}
+
+fn relation() -> Relation {
+    filled::one("millrace.catalog.Relation")
+}
+
+fn record() -> AppliedRecord {
+    let record: LogRecord = filled::one("millrace.log.LogRecord");
+    let outcome = |at: usize| match at % 2 {
+        0 => EntryOutcome::Applied(Epoch(at as u64)),
+        _ => EntryOutcome::Void("void".into()),
+    };
+    let outcomes: Vec<_> = (0..record.entries.len()).map(outcome).collect();
+    AppliedRecord { record: Arc::new(record), outcomes: outcomes.into() }
+}
+
+fn rows(n: usize, width: usize) -> DeltaChunk {
+    let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..n as i64));
+    let texts: ArrayRef =
+        Arc::new(StringArray::from_iter_values((0..n).map(|i| format!("{i:width$}"))));
+    let batch = RecordBatch::try_from_iter([("id", ids), ("text", texts)]).unwrap();
+    let weights = Int64Array::from_iter_values((0..n).map(|i| if i % 2 == 0 { 1 } else { -1 }));
+    DeltaChunk::new(batch, Some(weights))
+}
+
+#[tokio::test]
+async fn compute() {
+    both(async |clients| {
+        let (compute, fake) = (&clients.compute, &clients.fake);
+        let start = StartJob {
+            relation: relation(),
+            generation: GENERATION,
+            version: filled::one("millrace.version.JobVersion"),
+            record: 5,
+            horizon: Epoch(6),
+            inputs: vec![relation(), Relation::default()],
+            parallelism: 4,
+        };
+        compute.start_job(start.clone()).await.unwrap();
+        assert_eq!(fake.seen(), shown(start));
+        let cut = Cut { epoch: Epoch(1 << 50), number: 9 };
+        let commit = compute.cut(JOB, GENERATION, cut).await.unwrap();
+        assert_eq!(commit, filled::one("millrace.version.JobCommit"));
+        assert_eq!(fake.seen(), shown((JOB, GENERATION, cut)));
+        let message =
+            StreamMessage { records: vec![record(), record()], horizons: vec![(JOB, Epoch(8))] };
+        let at = compute.apply_records(message.clone()).await.unwrap();
+        assert_eq!(at, Acknowledged { received: 9, behind: vec![(RelationId(3), 8)] });
+        assert_eq!(fake.seen(), shown(message));
+        let gap = compute.apply_records(StreamMessage::default()).await;
+        assert!(matches!(gap, Err(StreamError::Gap { next: 4 })));
+        let later = compute.applied_since(at.clone()).await;
+        assert_eq!(later, Acknowledged { received: 10, ..at });
+        compute.abort_epoch(JOB, GENERATION, error()).await;
+        let seen = fake.seen().remove(0);
+        assert!(seen.contains("a key exists") && seen.contains("t_pkey"), "{seen}");
+        let handles = vec![filled::one("millrace.version.PublishHandle")];
+        compute.publish(JOB, GENERATION, handles.clone()).await.unwrap();
+        assert_eq!(fake.seen(), shown((JOB, GENERATION, handles)));
+        compute.stop_job(JOB, GENERATION).await;
+        assert_eq!(fake.seen(), shown((JOB, GENERATION)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn compactor() {
+    both(async |clients| {
+        let task = CompactionTask {
+            task_id: 1,
+            job: JOB,
+            relation: relation(),
+            inputs: vec![filled::one("millrace.version.RunMeta")],
+            target_level: 2,
+            horizon: Epoch(3),
+            bottom: true,
+        };
+        let edit = clients.compactor.compact(task.clone()).await.unwrap();
+        assert_eq!(edit, filled::one("millrace.version.VersionEdit"));
+        assert_eq!(clients.fake.seen(), shown(task));
+        let kinds =
+            [PartKind::Run { run_id: 4, meta_length: 5 }, PartKind::Slice, PartKind::Staged];
+        let part =
+            |kind| LivePart { job: JOB, object: "o".into(), offset: 1 << 40, length: 9, kind };
+        let parts: Vec<LivePart> = kinds.map(part).into();
+        let moved = clients.compactor.copy_parts(parts.clone()).await.unwrap();
+        assert_eq!(moved, filled::one("millrace.log.MoveParts"));
+        assert_eq!(clients.fake.seen(), shown(parts));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn meta_for_workers() {
+    both(async |clients| {
+        let (meta, fake) = (&clients.meta, &clients.fake);
+        let process: RegisterProcess = filled::one("millrace.log.RegisterProcess");
+        assert_eq!(meta.register_process(process.clone()).await.unwrap(), 41);
+        assert_eq!(fake.seen(), shown(process));
+        let mut records = meta.follow(1 << 40).await.unwrap();
+        let first = records.next().await.unwrap().unwrap();
+        assert_eq!(first.horizons, [(RelationId(2), Epoch(1 << 40))]);
+        let gap = records.next().await.unwrap();
+        assert!(matches!(gap, Err(CallError::Gap { next: 8 })));
+        meta.request_cut(JOB).await.unwrap();
+        meta.request_compaction(JOB).await.unwrap();
+        assert_eq!(fake.seen(), [shown(("cut", JOB)), shown(("compaction", JOB))].concat());
+        let edit =
+            filled::one::<millrace_rpc::version::VersionEdit>("millrace.version.VersionEdit");
+        assert!(meta.commit_edit(JOB, GENERATION, edit.clone()).await.unwrap());
+        assert_eq!(fake.seen(), shown((JOB, GENERATION, edit)));
+        meta.report_failure(JOB, GENERATION, error()).await.unwrap();
+        assert!(fake.seen().remove(0).contains("a key exists"));
+        let reports = vec![filled::one("millrace.rpc.JobReport")];
+        meta.report_jobs(reports.clone()).await.unwrap();
+        assert_eq!(fake.seen(), shown(&reports));
+        assert_eq!(meta.jobs().await.unwrap(), reports);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn meta_for_frontends() {
+    both(async |clients| {
+        let (meta, fake) = (&clients.meta, &clients.fake);
+        let created = meta.create_relation(relation(), 5, true).await.unwrap();
+        assert_eq!(created, (RelationId(16384), 12));
+        assert_eq!(fake.seen(), shown((relation(), 5, true)));
+        assert_eq!(meta.drop_relations(vec![JOB]).await.unwrap(), 13);
+        assert_eq!(fake.seen(), shown([JOB]));
+        let options = vec![OptionEntry { name: "n".into(), value: "v".into() }];
+        for paused in [None, Some(false), Some(true)] {
+            assert_eq!(meta.alter_relation(JOB, options.clone(), paused).await.unwrap(), 14);
+            assert_eq!(fake.seen(), shown((JOB, &options, paused)));
+        }
+        assert_eq!(meta.rebuild(JOB).await.unwrap(), 15);
+        assert_eq!(fake.seen(), shown(("rebuild", JOB)));
+        assert_eq!(meta.create_schema("s").await.unwrap(), 16);
+        assert_eq!(meta.drop_schema("s", true).await.unwrap(), 17);
+        assert_eq!(fake.seen(), [shown("s"), shown(("s", true))].concat());
+        for value in [None, Some(""), Some("v")] {
+            assert_eq!(meta.set_setting("n", value).await.unwrap(), 18);
+            assert_eq!(fake.seen(), shown(("n", value)));
+        }
+        let verifier = Some("v".to_owned());
+        assert_eq!(meta.set_user("u", UserChange::Alter, verifier.clone()).await.unwrap(), 19);
+        assert_eq!(fake.seen(), shown(("u", UserChange::Alter, verifier)));
+        meta.wait_created(JOB).await.unwrap();
+        meta.wait_rebuilt(JOB).await.unwrap();
+        fake.seen();
+        for timeout in [None, Some(Duration::from_millis(1500))] {
+            let read = meta.read_epoch(&[JOB, FAILING], timeout, true).await.unwrap();
+            assert_eq!((read.epoch, read.record), (Epoch(300), 20));
+            assert_eq!(fake.seen(), shown(([JOB, FAILING], timeout, true)));
+        }
+        meta.flush().await.unwrap();
+        assert_eq!(fake.seen(), shown("flush"));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn statements() {
+    both(async |clients| {
+        let (dml, fake) = (&clients.dml, &clients.fake);
+        let before = encoded_batches();
+        let on_conflict = InsertConflict::Nothing;
+        let kinds = [
+            DmlKind::Insert { on_conflict },
+            DmlKind::Feed { on_conflict: InsertConflict::Overwrite },
+            DmlKind::Change,
+            DmlKind::Upsert,
+            DmlKind::Replicate,
+        ];
+        for (at, kind) in kinds.into_iter().enumerate() {
+            // The last one in several messages.
+            let delta = if at == 4 { rows(3000, 2000) } else { rows(3, 1) };
+            let entered = EntryFlag::default();
+            let applied = dml.apply_dml(JOB, STATEMENT, delta.clone(), kind, &entered);
+            let finish = async {
+                entered.wait().await;
+                fake.finish.notify_one();
+            };
+            let (applied, ()) = tokio::join!(applied, finish);
+            let rows = delta.num_rows() as u64;
+            let expected = DmlAnswer::Applied { epoch: Epoch(300), rows, late: 1 };
+            assert_eq!(applied.unwrap(), expected);
+            let sent = (JOB, STATEMENT, &delta.batch, delta.weights_array(), kind);
+            assert!(fake.seen() == shown(sent), "{kind:?}");
+        }
+        assert!(encoded_batches() > before + 9, "one batch a message");
+        let entered = EntryFlag::default();
+        let none = dml.apply_dml(JOB, STATEMENT, rows(0, 1), DmlKind::Change, &entered).await;
+        assert_eq!((none.unwrap(), entered.is_set()), (DmlAnswer::Conflict, false));
+        let failed = dml.apply_dml(FAILING, STATEMENT, rows(1, 1), DmlKind::Change, &entered).await;
+        assert!(matches!(failed, Err(CallError::Sql(e)) if e.message == error().message));
+        assert_eq!(dml.allocate_row_ids(JOB, 8).await.unwrap(), 1008);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn transactions() {
+    both(async |clients| {
+        let keys = vec![vec![0, 0xff].into(), vec![].into()];
+        let read = |rows| TableRead { table: JOB, epoch: Epoch(1 << 50), rows };
+        let reads = [ReadRows::All, ReadRows::Keys(keys), ReadRows::Where(vec![1].into())];
+        let read = ReadSet { reads: reads.map(read).into(), locks: Some(77) };
+        let change = |table, delta| TableChange { table, kind: DmlKind::Change, delta };
+        let changes = vec![
+            change(JOB, rows(2000, 2000)),
+            change(FAILING, rows(1, 1)),
+            change(JOB, rows(0, 1)),
+        ];
+        let entered = EntryFlag::default();
+        let applied =
+            clients.dml.apply_transaction(STATEMENT, changes.clone(), read.clone(), &entered).await;
+        assert_eq!((applied.unwrap(), entered.is_set()), (DmlAnswer::Conflict, true));
+        let sent: Vec<_> = changes
+            .iter()
+            .map(|c| (c.table, c.kind, &c.delta.batch, c.delta.weights_array()))
+            .collect();
+        assert!(clients.fake.seen() == shown((STATEMENT, sent, read)));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn loads() {
+    both(async |clients| {
+        let (dml, fake) = (&clients.dml, &clients.fake);
+        let kinds = [
+            LoadKind::Insert { on_conflict: InsertConflict::Error },
+            LoadKind::Replace { read_at: Epoch(4) },
+            LoadKind::Change { read_at: Epoch(5), on_repeat: OnRepeat::SecondTime },
+        ];
+        for kind in kinds {
+            let mut load = dml.begin_load(JOB, STATEMENT, kind).await.unwrap();
+            assert_eq!(fake.seen(), shown((JOB, STATEMENT, kind)));
+            assert!(!load.append(rows(1, 1)).await.unwrap());
+            assert!(load.append(rows(3000, 2000)).await.unwrap());
+            load.read_at(Epoch(9)).await.unwrap();
+            load.rest_on(ReadSet::default()).await.unwrap();
+            let entered = EntryFlag::default();
+            let applied = load.finish(&entered).await.unwrap();
+            assert_eq!(applied, DmlAnswer::Applied { epoch: Epoch(5), rows: 3001, late: 0 });
+            assert!(entered.is_set());
+            assert_eq!(fake.seen(), [shown(Epoch(9)), shown(ReadSet::default())].concat());
+        }
+        let mut load = dml.begin_load(JOB, STATEMENT, kinds[0]).await.unwrap();
+        let failed = load.append(rows(0, 1)).await;
+        assert!(matches!(failed, Err(CallError::Sql(e)) if e.message == error().message));
+        assert!(dml.begin_load(FAILING, STATEMENT, kinds[0]).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn locks_and_loads_end_when_their_holder_drops_them() {
+    both(async |clients| {
+        let (dml, fake) = (&clients.dml, &clients.fake);
+        assert!(dml.lock_tables(&[]).await.unwrap().is_none());
+        let locks = dml.lock_tables(&[JOB, FAILING]).await.unwrap().unwrap();
+        assert_eq!((locks.id, *fake.dropped.borrow()), (77, 0));
+        drop(locks);
+        fake.was_dropped().await;
+        fake.dropped.send_replace(0);
+        let kind = LoadKind::Insert { on_conflict: InsertConflict::Error };
+        let load = dml.begin_load(JOB, STATEMENT, kind).await.unwrap();
+        assert_eq!(*fake.dropped.borrow(), 0);
+        drop(load);
+        fake.was_dropped().await;
+    })
+    .await;
+}
