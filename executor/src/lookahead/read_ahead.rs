@@ -374,7 +374,9 @@ impl ReadingAhead {
         for (at, bound) in readable.into_iter().zip(ends) {
             let lent = &mut state.splits[at];
             lent.is_at_end = bound.is_none();
-            if let (Some(until), Some(reader)) = (bound, lent.reader.take()) {
+            // A reader that stands at the end stays, for what follows.
+            let Some(until) = bound else { continue };
+            if let Some(reader) = lent.reader.take() {
                 lent.is_reading = true;
                 reads.push(self.read(lent.split, lent.lending, until, lent.offset, reader));
             }

@@ -124,12 +124,14 @@ struct Outside {
     fixed: Mutex<usize>,
     fails: Mutex<bool>,
     changes: watch::Sender<u64>,
+    /// The splits of each question how far may be read ahead.
+    asked: Mutex<Vec<Vec<u32>>>,
 }
 
 impl Outside {
     fn new(story: &Story) -> Arc<Outside> {
         let (fixed, fails, changes) = (Mutex::new(0), Mutex::new(false), watch::Sender::new(0));
-        Arc::new(Outside { story: story.clone(), fixed, fails, changes })
+        Arc::new(Outside { story: story.clone(), fixed, fails, changes, asked: Mutex::default() })
     }
 
     fn fix(&self, epoch: usize, fails: bool) {
@@ -155,6 +157,7 @@ impl MetaService for Log {
     }
 
     fn source_ahead(&self, _: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
+        self.0.asked.lock().push(splits.iter().map(|(split, _)| *split).collect());
         let (story, fixed) = (&self.0.story, *self.0.fixed.lock());
         let next = |&(split, offset): &(u32, u64)| {
             let end = |epoch: usize| Some(story.epochs.get(epoch)?[split as usize]);
@@ -513,6 +516,28 @@ async fn rows_of_the_next_epoch_are_announced_before_it_and_are_due_with_it() {
     outside.fix(2, false);
     leaf.epoch(2, usize::MAX).await.unwrap();
     assert!(dues.iter().all(|due| due.has_passed(2) && !due.has_passed(1)));
+}
+
+/// Once all splits stand at the end of what is planned, a change of the source is one question, whatever their number;
+/// and without a change there is none.
+#[tokio::test(start_paused = true)]
+async fn meta_is_asked_once_for_all_splits_when_something_has_changed() {
+    let outside = Outside::new(&plain());
+    let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, None);
+    outside.fix(1, false);
+    leaf.epoch(1, usize::MAX).await.unwrap();
+    // The clock goes on when nothing else does: what is planned has been read. It is not given back yet.
+    let a_moment = std::time::Duration::from_millis(10);
+    tokio::time::sleep(a_moment).await;
+    outside.asked.lock().clear();
+    tokio::time::sleep(a_moment).await;
+    assert_eq!(*outside.asked.lock(), Vec::<Vec<u32>>::new());
+    outside.fix(2, false);
+    tokio::time::sleep(a_moment).await;
+    assert!(leaf.governor.used_by(MemoryClass::Ahead) > 0);
+    let mut first = outside.asked.lock()[0].clone();
+    first.sort_unstable();
+    assert_eq!(first, [0, 1, 2]);
 }
 
 #[tokio::test]
