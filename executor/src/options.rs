@@ -1,5 +1,7 @@
 //! What can be set about execution. One value for the worker; a job takes a copy when it starts.
 
+use std::time::Duration;
+
 use millrace_graph::lookahead::Place;
 
 use crate::lookahead::sketch::SketchOptions;
@@ -107,6 +109,8 @@ pub struct ExecOptions {
     /// Requests to the store that an operator may make for prefetches in a second, and bytes of their answers in a task.
     pub prefetch_requests: u64,
     pub prefetch_bytes: u64,
+    /// How long keys that are to be read ahead are collected before the store is asked; zero: they are not.
+    pub prefetch_window: Duration,
     /// Which keys are frequent, for hints between tasks.
     pub sketch: SketchOptions,
     /// Sources are read ahead of their epochs; for tests that compare.
@@ -147,6 +151,7 @@ impl Default for ExecOptions {
             lookahead_value: 0.11,
             prefetch_requests: 5_000,
             prefetch_bytes: 256 << 20,
+            prefetch_window: Duration::from_millis(1),
             sketch: SketchOptions::default(),
             read_ahead: true,
             group_change_bytes: 32 << 20,

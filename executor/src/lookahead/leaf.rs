@@ -18,7 +18,6 @@ use crate::error::ExecError;
 use crate::memory::MemoryGovernor;
 
 /// Of one task.
-#[derive(Default)]
 pub struct LeafHints {
     leaves: Vec<LeafRoutes>,
     /// The epoch that brings the rows which have been looked at since the last barrier.
@@ -63,6 +62,12 @@ impl Frequent {
     }
 }
 
+impl Default for LeafHints {
+    fn default() -> LeafHints {
+        LeafHints { leaves: Vec::new(), due: Due::near() }
+    }
+}
+
 impl LeafHints {
     /// The routes of a leaf of the task.
     pub fn add(&mut self, node: usize, route: Frequent) {
@@ -85,6 +90,6 @@ impl LeafHints {
 
     /// The barrier of an epoch, behind all its rows.
     pub fn barrier(&mut self, epoch: Epoch) {
-        std::mem::take(&mut self.due).resolve(epoch.0);
+        std::mem::replace(&mut self.due, Due::near()).resolve(epoch.0);
     }
 }

@@ -24,8 +24,10 @@ pub mod walker;
 pub mod wiring;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Context;
 
+use futures::task::AtomicWaker;
 use millrace_storage::cache::Priority;
 use millrace_storage::{Lookup, ReadClass};
 use parking_lot::Mutex;
@@ -62,16 +64,46 @@ pub struct Due(Arc<DueEpoch>);
 struct DueEpoch {
     /// 0: not known.
     number: AtomicU64,
-    reads: Mutex<OpenReads>,
+    /// The rows are on their way to the operator already.
+    is_near: bool,
+    open: Mutex<OpenEpoch>,
 }
 
-/// Reads made for the rows of an epoch, which become more urgent when it is sealed; `None`: it is.
+/// What waits for an epoch to be sealed; `None`: it is.
 #[derive(Debug)]
-struct OpenReads(Option<Vec<ReadClass>>);
+struct OpenEpoch(Option<UntilSealed>);
 
-impl Default for OpenReads {
-    fn default() -> OpenReads {
-        OpenReads(Some(Vec::new()))
+#[derive(Debug, Default)]
+struct UntilSealed {
+    /// Reads made for its rows, which become more urgent then.
+    reads: Vec<ReadClass>,
+    /// Of keys that are to be read then at the latest.
+    notices: Vec<Arc<SealNotice>>,
+}
+
+impl Default for OpenEpoch {
+    fn default() -> OpenEpoch {
+        OpenEpoch(Some(UntilSealed::default()))
+    }
+}
+
+/// Tells a task that one of several epochs has been sealed.
+#[derive(Debug, Default)]
+pub struct SealNotice {
+    is_told: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl SealNotice {
+    fn tell(&self) {
+        self.is_told.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether it was told; if not, the task is woken when it is.
+    pub fn poll(&self, cx: &Context<'_>) -> bool {
+        self.waker.register(cx.waker());
+        self.is_told.load(Ordering::Acquire)
     }
 }
 
@@ -83,8 +115,13 @@ impl Due {
         due
     }
 
+    /// Of rows that are on their way to the operator already.
+    pub fn near() -> Due {
+        Due(Arc::new(DueEpoch { is_near: true, ..DueEpoch::default() }))
+    }
+
     /// The same rows' epoch.
-    fn is_same(&self, other: &Due) -> bool {
+    pub fn is_same(&self, other: &Due) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -95,19 +132,39 @@ impl Due {
 
     /// The epoch is on its way into the log: what is read for its rows is needed as soon as it is there.
     pub fn seal(&self) {
-        let reads = self.0.reads.lock().0.take();
-        reads.iter().flatten().for_each(|read| read.raise(Priority::Barrier));
+        let Some(waiting) = self.0.open.lock().0.take() else { return };
+        waiting.reads.iter().for_each(|read| read.raise(Priority::Barrier));
+        waiting.notices.iter().for_each(|notice| notice.tell());
     }
 
-    /// A lookup for its rows, of the class that it has: of the reads at barriers once the epoch is sealed.
-    pub fn of_class(&self, lookup: Lookup) -> Lookup {
-        let mut reads = self.0.reads.lock();
-        let Some(open) = &mut reads.0 else { return lookup.of_class(Priority::Barrier) };
+    /// Tells when the rows are near: when the epoch is sealed.
+    pub fn tell_when_near(&self, notice: &Arc<SealNotice>) {
+        let mut open = self.0.open.lock();
+        match &mut open.0 {
+            Some(waiting) if !self.0.is_near => {
+                // Those that nobody waits for any more are let go of.
+                waiting.notices.retain(|known| Arc::strong_count(known) > 1);
+                waiting.notices.push(Arc::clone(notice));
+            }
+            _ => notice.tell(),
+        }
+    }
+
+    /// A lookup for rows of these epochs, of the class that it has: of the reads at barriers once one of them is sealed.
+    pub fn of_class(dues: &[Due], lookup: Lookup) -> Lookup {
         let lookup = lookup.of_class(Priority::Prefetch);
         if let Lookup::Pending(reading) = &lookup {
-            open.push(reading.class());
+            let class = reading.class();
+            dues.iter().for_each(|due| due.raise_when_sealed(&class));
         }
         lookup
+    }
+
+    fn raise_when_sealed(&self, read: &ReadClass) {
+        match &mut self.0.open.lock().0 {
+            Some(waiting) => waiting.reads.push(read.clone()),
+            None => read.raise(Priority::Barrier),
+        }
     }
 
     /// The epoch, once it is known; see [`Due::resolve`].

@@ -2,9 +2,11 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, Stream};
+use millrace_common::EnvHandle;
 use millrace_storage::cache::Priority;
 use millrace_storage::{Found, Lookup, Part, Reading};
 
@@ -111,21 +113,26 @@ impl<T: Send + 'static> Fetches<T> {
 pub struct Reads<T> {
     pub demand: Fetches<T>,
     pub ahead: Prefetches,
-}
-
-impl<T: Send + 'static> Default for Reads<T> {
-    fn default() -> Reads<T> {
-        Reads { demand: Fetches::default(), ahead: Prefetches::default() }
-    }
+    /// How long keys are collected that are to be read ahead.
+    window: Duration,
+    clock: EnvHandle,
 }
 
 /// What has come of both.
 pub struct Answers<T> {
     pub demand: Vec<(T, Found)>,
     pub ahead: Vec<AheadAnswer>,
+    /// Keys that were collected are to be asked for.
+    pub is_collected: bool,
 }
 
 impl<T: Send + 'static> Reads<T> {
+    /// `window`: how long keys are collected that are to be read ahead.
+    pub fn new(window: Duration, clock: &EnvHandle) -> Reads<T> {
+        let (demand, ahead) = (Fetches::default(), Prefetches::default());
+        Reads { demand, ahead, window, clock: clock.clone() }
+    }
+
     /// Nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.demand.is_empty() && self.ahead.is_idle()
@@ -135,14 +142,16 @@ impl<T: Send + 'static> Reads<T> {
     pub async fn completed(&mut self) -> Result<Answers<T>, ExecError> {
         futures::future::poll_fn(|cx| {
             let ahead = self.ahead.poll_answers(cx);
+            let is_collected = self.ahead.poll_collected(self.window, &self.clock, cx);
+            let has_come = is_collected || !ahead.is_empty();
             let idle = self.demand.is_empty() && !self.ahead.is_idle();
             match self.demand.poll_completed(cx) {
-                Poll::Ready(Ok(demand)) if !idle || !ahead.is_empty() => {
-                    Poll::Ready(Ok(Answers { demand, ahead }))
+                Poll::Ready(Ok(demand)) if !idle || has_come => {
+                    Poll::Ready(Ok(Answers { demand, ahead, is_collected }))
                 }
                 Poll::Ready(Err(e)) => Poll::Ready(Err(e)),
-                _ if ahead.is_empty() => Poll::Pending,
-                _ => Poll::Ready(Ok(Answers { demand: Vec::new(), ahead })),
+                _ if !has_come => Poll::Pending,
+                _ => Poll::Ready(Ok(Answers { demand: Vec::new(), ahead, is_collected })),
             }
         })
         .await

@@ -196,7 +196,7 @@ impl<E: Entries> KeyedState<E> {
             floors: vec![i64::MIN; readers.len()],
             readers,
             gate: KeyGate::new(),
-            reads: Reads::default(),
+            reads: Reads::new(env.options.prefetch_window, &env.clock),
             outstanding: Vec::new(),
             due: DueMarks::default(),
             budget: PrefetchBudget::new(env.options.prefetch_requests, env.options.prefetch_bytes),
@@ -468,6 +468,9 @@ impl<E: Entries> KeyedState<E> {
     /// Takes in answers; the entries that rows have waited for and that have all that was asked for.
     fn load_all(&mut self, answers: Answers<Request>) -> Result<Vec<Slot>, ExecError> {
         self.load_ahead(answers.ahead)?;
+        if answers.is_collected {
+            self.ask_collected()?;
+        }
         self.load(answers.demand)
     }
 

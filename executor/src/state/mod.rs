@@ -26,6 +26,7 @@
 
 pub mod arena;
 pub mod cache;
+pub mod collected;
 pub mod delayed;
 mod due;
 pub mod eviction_queue;

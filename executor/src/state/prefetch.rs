@@ -4,6 +4,10 @@
 //! needs it takes the slot out of the round, and so does whatever removes its entry. What is then answered is dropped.
 //! A row that needs no read is noted beside it ([`Entries::TAKES_NOTES`](super::keyed::Entries::TAKES_NOTES)). Rounds are numbered, so that an answer never reaches a slot that was given to another key.
 //!
+//! Keys are collected before they are asked for ([`super::collected`]). Meanwhile their slots wait as for a read under way:
+//! a slot that is taken out of the round is then not asked for. A row written meanwhile is in the store when it is asked,
+//! and need not be noted.
+//!
 //! A row that needs what is being read ahead asks for it itself: the store's cache has one request for both, which then
 //! has the class of the row's.
 
@@ -20,9 +24,11 @@ use tokio::time::Instant;
 
 use super::Slot;
 use super::arena::batch_bytes;
+use super::collected::{Collected, Gathered};
 use super::delayed::of_strings;
 use super::keyed::{Missing, TABLES};
 use crate::error::ExecError;
+use crate::lookahead::Due;
 
 /// After so long a read is given up: it keeps a version of the state from being let go.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -76,12 +82,16 @@ pub struct Prefetches {
     rounds: VecDeque<Round>,
     /// Of the last round.
     number: u64,
+    /// What the next round asks for; once there is something, the last round is this one.
+    collected: Collected,
+    /// How long the read took that was answered last.
+    took: Duration,
 }
 
 impl Prefetches {
-    /// No read is under way, good for something or not.
+    /// Nothing is collected and no read is under way, good for something or not.
     pub fn is_idle(&self) -> bool {
-        self.reads.is_empty()
+        self.reads.is_empty() && self.collected.is_empty()
     }
 
     /// Slots that wait for answers.
@@ -99,17 +109,45 @@ impl Prefetches {
         self.waiting.get(&slot).map_or(Missing::default(), |rounds| rounds.map(|r| r != 0))
     }
 
-    /// Begins a round.
-    pub fn begin(&mut self, clock: &EnvHandle) {
-        self.number += 1;
-        self.rounds.push_back(Round { number: self.number, began: clock.now(), reads: Vec::new() });
+    /// Slots, by table, that are to be read for rows of an epoch.
+    pub fn collect(&mut self, slots: [Vec<Slot>; TABLES], due: &Due, clock: &EnvHandle) {
+        if self.collected.is_empty() {
+            self.number += 1;
+        }
+        for (table, of_table) in slots.iter().enumerate() {
+            for slot in of_table {
+                self.waiting.entry(*slot).or_default()[table] = self.number;
+            }
+        }
+        self.collected.add(slots, due, clock);
     }
 
-    /// Slots wait for what is read from a table in this round.
-    pub fn ask(&mut self, table: usize, slots: Vec<Slot>, closed: Option<i64>) -> Ahead {
-        for slot in &slots {
-            self.waiting.entry(*slot).or_default()[table] = self.number;
+    /// Whether as much is collected as is read together.
+    pub fn is_full(&self) -> bool {
+        self.collected.is_full()
+    }
+
+    /// Whether a slot is to be read from a table, and has not been asked for.
+    pub fn is_collected(&self, slot: Slot, table: usize) -> bool {
+        !self.collected.is_empty()
+            && self.waiting.get(&slot).is_some_and(|rounds| rounds[table] == self.number)
+    }
+
+    /// Begins a round: the slots that it asks for, as far as they still wait.
+    pub fn begin(&mut self, clock: &EnvHandle) -> Gathered {
+        let mut gathered = self.collected.take();
+        for (table, slots) in gathered.slots.iter_mut().enumerate() {
+            let waits = |slot: &Slot| {
+                self.waiting.get(slot).is_some_and(|rounds| rounds[table] == self.number)
+            };
+            slots.retain(waits);
         }
+        self.rounds.push_back(Round { number: self.number, began: clock.now(), reads: Vec::new() });
+        gathered
+    }
+
+    /// What is read from a table in the round.
+    pub fn ask(&mut self, table: usize, slots: Vec<Slot>, closed: Option<i64>) -> Ahead {
         Ahead { table, slots, round: self.number, closed, began: None }
     }
 
@@ -161,6 +199,22 @@ impl Prefetches {
             rounds.iter().any(|round| *round != 0)
         });
         left
+    }
+
+    /// A read was answered.
+    pub fn note_took(&mut self, took: Duration) {
+        self.took = took;
+    }
+
+    /// Whether what is collected is to be asked for now; if not, the task is woken when it is.
+    pub fn poll_collected(
+        &mut self,
+        window: Duration,
+        clock: &EnvHandle,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let under_way = (!self.reads.is_empty()).then_some(self.took);
+        self.collected.poll_due(window, under_way, clock, cx)
     }
 
     /// The answers that have come.

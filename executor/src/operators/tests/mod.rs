@@ -2,6 +2,7 @@
 //! cache sizes and orders of completion, the output accumulated at every barrier is the query over the
 //! input accumulated so far; synchronous and asynchronous state access agree; nothing stays behind.
 
+mod collected;
 mod eviction;
 mod fake;
 mod hints;

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema};
 use futures::FutureExt;
@@ -382,6 +383,21 @@ fn no_sequence_of_hints_rows_and_answers_changes_a_result() {
     let _unplanted = PLANTED.read();
     let length = if random_tests::is_long() { 5 } else { 3 };
     for model in models() {
+        model.check(length).unwrap();
+    }
+}
+
+/// What is announced is asked for when the operator is next polled: rows come before and after.
+#[test]
+fn no_sequence_changes_a_result_where_keys_are_collected() {
+    let _unplanted = PLANTED.read();
+    let length = if random_tests::is_long() { 5 } else { 3 };
+    for mut model in models() {
+        model.subject.options.prefetch_window = Duration::from_nanos(1);
+        // Whatever comes after a key has been announced.
+        model
+            .prefixes
+            .extend([(vec![Event::Row(0), Event::Barrier, Event::Evict, Event::Hint(0)], 0)]);
         model.check(length).unwrap();
     }
 }

@@ -20,6 +20,7 @@ use crate::lookahead::{Due, Hint};
 use crate::state::Slot;
 use crate::state::arena::batch_bytes;
 use crate::state::cache::ENTRY_BYTES;
+use crate::state::collected::Gathered;
 use crate::state::keys::storage_keys;
 use crate::state::prefetch::{Ahead, AheadAnswer};
 
@@ -73,7 +74,7 @@ impl<E: Entries> KeyedState<E> {
             self.keys.set_due(slot, true);
         }
         self.due.mark(&hint.due, port, sorted.due);
-        self.prefetch(sorted.missing, &hint.due)?;
+        self.collect(sorted.missing, &hint.due)?;
         self.chain(hint);
         Ok(())
     }
@@ -178,8 +179,8 @@ impl<E: Entries> KeyedState<E> {
         Ok(())
     }
 
-    /// Reads entries ahead, in one round.
-    fn prefetch(&mut self, missing: [Vec<Slot>; TABLES], due: &Due) -> Result<(), ExecError> {
+    /// Entries are to be read ahead: they wait for others that may be read with them.
+    fn collect(&mut self, missing: [Vec<Slot>; TABLES], due: &Due) -> Result<(), ExecError> {
         if missing.iter().all(Vec::is_empty) {
             return Ok(());
         }
@@ -191,16 +192,26 @@ impl<E: Entries> KeyedState<E> {
             }
             return Ok(());
         }
-        self.reads.ahead.begin(&self.env.clock);
+        self.reads.ahead.collect(missing, due, &self.env.clock);
+        if self.reads.ahead.is_full() || self.env.options.prefetch_window.is_zero() {
+            self.ask_collected()?;
+        }
+        Ok(())
+    }
+
+    /// Reads ahead, in one round, what was collected and is still wanted.
+    pub(super) fn ask_collected(&mut self) -> Result<(), ExecError> {
+        self.give_up_closed()?;
+        let Gathered { slots, dues } = self.reads.ahead.begin(&self.env.clock);
         let mut answers = Vec::new();
-        for (table, slots) in missing.into_iter().enumerate().filter(|(_, m)| !m.is_empty()) {
+        for (table, slots) in slots.into_iter().enumerate().filter(|(_, s)| !s.is_empty()) {
             self.env.metrics.lookahead.prefetched.add(slots.len() as u64);
             let keys = storage_keys(slots.iter().map(|&s| (self.keys.vnode(s), self.keys.key(s))));
             let lookup = self.entries.read_ahead(table, keys, MAX_ROWS);
             let closed = self.closed.map(|(_, bound)| bound);
             let asked = self.reads.ahead.ask(table, slots, closed);
             let requests = &self.env.metrics.lookahead.ahead_requests;
-            match due.of_class(lookup).counted(requests) {
+            match Due::of_class(&dues, lookup).counted(requests) {
                 Lookup::Ready(found) => answers.push(AheadAnswer { asked, found: Ok(found) }),
                 Lookup::Pending(reading) => self.reads.ahead.submit(asked, reading),
             }
@@ -208,11 +219,39 @@ impl<E: Entries> KeyedState<E> {
         self.load_ahead(answers).map(drop)
     }
 
+    /// What is collected of keys that have been closed since is not read.
+    fn give_up_closed(&mut self) -> Result<(), ExecError> {
+        let Some((at, bound)) = self.closed else { return Ok(()) };
+        let collected = self.reads.ahead.slots().filter(|&slot| self.is_collected(slot));
+        for slot in self.below(collected.collect(), at, bound)? {
+            self.give_up_collected(slot);
+        }
+        Ok(())
+    }
+
+    /// An entry is to be read ahead from some table, and was not asked for.
+    fn is_collected(&self, slot: Slot) -> bool {
+        (0..TABLES).any(|table| self.reads.ahead.is_collected(slot, table))
+    }
+
+    /// An entry is not asked for that was collected.
+    fn give_up_collected(&mut self, slot: Slot) {
+        self.env.metrics.lookahead.dropped.add(1);
+        for table in 0..TABLES {
+            if self.reads.ahead.is_collected(slot, table) {
+                self.abandon_ahead(slot, table);
+            }
+        }
+    }
+
     /// Takes in what was read ahead, for entries that still wait for it; those that have come.
     pub(super) fn load_ahead(&mut self, answers: Vec<AheadAnswer>) -> Result<Vec<Slot>, ExecError> {
         let mut complete = Vec::new();
         for AheadAnswer { asked, found } in answers {
-            asked.began.into_iter().for_each(|began| self.note_read(began));
+            if let Some(began) = asked.began {
+                self.note_read(began);
+                self.reads.ahead.note_took(self.env.clock.elapsed(began));
+            }
             let all = asked.slots.len();
             let room = self.room_bytes().max(MIN_ROOM);
             let (mut good, found) = match found {
@@ -289,7 +328,7 @@ impl<E: Entries> KeyedState<E> {
 
     /// What is read ahead from a table for an entry will not be taken in, if anything is.
     pub fn abandon_ahead(&mut self, slot: Slot, table: usize) {
-        if !self.is_read_ahead(slot, table) {
+        if !self.waits_for(slot, table) {
             return;
         }
         if self.reads.ahead.settle(slot, table) {
@@ -299,10 +338,16 @@ impl<E: Entries> KeyedState<E> {
         self.resize(slot);
     }
 
-    /// Whether an entry waits for what is read ahead from a table.
+    /// Whether an entry waits for what is read ahead from a table, or is to be.
+    #[inline]
+    fn waits_for(&self, slot: Slot, table: usize) -> bool {
+        self.keys.is_prefetching(slot) && self.reads.ahead.of(slot)[table]
+    }
+
+    /// Whether a table has been asked for an entry ahead of rows, so that its answer lacks what is written now.
     #[inline]
     pub fn is_read_ahead(&self, slot: Slot, table: usize) -> bool {
-        self.keys.is_prefetching(slot) && self.reads.ahead.of(slot)[table]
+        self.waits_for(slot, table) && !self.reads.ahead.is_collected(slot, table)
     }
 
     fn count_absent(&self, slots: &[Slot], found: &Found) {
@@ -325,7 +370,8 @@ impl<E: Entries> KeyedState<E> {
 
     /// Rows have come for entries at an input: those that were due for it are so no longer.
     pub(super) fn touch(&mut self, port: usize, slots: &[Slot]) {
-        let counted = &self.env.metrics.lookahead;
+        let metrics = Arc::clone(&self.env.metrics);
+        let counted = &metrics.lookahead;
         for &slot in slots {
             if !self.keys.is_due(slot) {
                 continue;
@@ -333,6 +379,13 @@ impl<E: Entries> KeyedState<E> {
             let Some(touched) = self.due.touch(slot, port) else { continue };
             if touched.is_over {
                 self.keys.set_due(slot, false);
+            }
+            if self.is_collected(slot) {
+                // The hint was too late. The row asks for what it needs.
+                if touched.is_over {
+                    self.give_up_collected(slot);
+                }
+                continue;
             }
             if !touched.is_used {
                 continue;
@@ -356,7 +409,9 @@ impl<E: Entries> KeyedState<E> {
         self.prune_chains();
         for (slot, mark) in self.due.pass(epoch.0) {
             self.keys.set_due(slot, false);
-            if mark.is_read {
+            if self.is_collected(slot) {
+                self.give_up_collected(slot);
+            } else if mark.is_read {
                 self.env.metrics.lookahead.unused.add(1);
                 self.epoch_reads.unused += 1;
             }

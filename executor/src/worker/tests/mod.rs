@@ -8,6 +8,7 @@ mod lookups;
 mod pipeline;
 mod places;
 mod reads;
+mod requests;
 mod staged;
 mod stream;
 mod tables;
