@@ -4,6 +4,7 @@
 //! lead to other tasks. A count is never too low, but for what ageing has taken from it, and for a counter that is at
 //! its end. It may be too high, where all counters of a key are shared: such a key is read when its row comes.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
@@ -18,6 +19,93 @@ pub struct SketchOptions {
     pub threshold: u8,
     /// Records after which all counts are halved.
     pub halve_after: u32,
+}
+
+/// Bytes of counters at most: each lookahead has a sketch in each task.
+const MAX_BYTES: usize = 4 << 20;
+/// With this threshold no key is frequent.
+const NONE_FREQUENT: u8 = u8::MAX;
+
+/// Why a sketch with these options would be of no use; each tells what to change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SketchMisfit {
+    /// No count reaches the threshold, however often a key comes.
+    Unreachable {
+        highest: u8,
+    },
+    /// All counters are shared by so many records that every key looks frequent.
+    AllFrequent {
+        counters: u64,
+    },
+    TooLarge,
+}
+
+impl fmt::Display for SketchMisfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SketchMisfit::Unreachable { .. } => {
+                "no key can reach lookahead_sketch_threshold, since counts are halved before"
+            }
+            SketchMisfit::AllFrequent { .. } => {
+                "every key exceeds lookahead_sketch_threshold, since too many share a counter"
+            }
+            SketchMisfit::TooLarge => {
+                "lookahead_sketch_rows times lookahead_sketch_counters is too large"
+            }
+        })
+    }
+}
+
+impl SketchMisfit {
+    pub fn hint(&self) -> String {
+        match self {
+            SketchMisfit::Unreachable { highest } => format!(
+                "Counts reach {highest}: choose a lower lookahead_sketch_threshold or a higher lookahead_sketch_halve_after; \
+                 with the threshold {NONE_FREQUENT} all keys are hinted."
+            ),
+            SketchMisfit::AllFrequent { counters } => format!(
+                "Choose at least {counters} for lookahead_sketch_counters, a lower lookahead_sketch_halve_after, or the \
+                 threshold {NONE_FREQUENT}, with which all keys are hinted."
+            ),
+            SketchMisfit::TooLarge => {
+                format!("A sketch may have {MAX_BYTES} counters, of one byte each.")
+            }
+        }
+    }
+}
+
+impl SketchOptions {
+    /// Whether the options fit together.
+    pub fn check(&self) -> Result<(), SketchMisfit> {
+        if self.rows.saturating_mul(self.counters) > MAX_BYTES {
+            return Err(SketchMisfit::TooLarge);
+        }
+        if self.threshold == NONE_FREQUENT {
+            return Ok(());
+        }
+        let highest = self.highest();
+        if highest <= self.threshold {
+            return Err(SketchMisfit::Unreachable { highest });
+        }
+        // With halving, a row of counters holds the records of two periods at most. If keys are all different, each
+        // counter has its share of them.
+        let records = 2 * u64::from(self.halve_after);
+        if records / self.counters.max(1) as u64 > u64::from(self.threshold) {
+            let counters = records / (u64::from(self.threshold) + 1) + 1;
+            return Err(SketchMisfit::AllFrequent { counters });
+        }
+        Ok(())
+    }
+
+    /// The highest count of a key that every record has.
+    fn highest(&self) -> u8 {
+        let mut count = 0;
+        // Each period adds half of what the one before has added.
+        for _ in 0..u64::BITS {
+            count = (count / 2 + u64::from(self.halve_after)).min(u64::from(u8::MAX));
+        }
+        count as u8
+    }
 }
 
 impl Default for SketchOptions {
@@ -88,6 +176,37 @@ mod tests {
 
     fn sketch(options: SketchOptions) -> Sketch {
         Sketch::new(options, &MemoryGovernor::new(1 << 30))
+    }
+
+    #[test]
+    fn options_that_do_not_fit_together_are_refused() {
+        let own = SketchOptions::default();
+        assert_eq!(own.check(), Ok(()));
+        let halved = |halve_after, threshold| SketchOptions { halve_after, threshold, ..own };
+        for halve_after in [1, 2, 7, 30, 100, 127, 128, 1_000] {
+            // What the check says is what a key comes to that every record has.
+            let mut sketch = sketch(halved(halve_after, u8::MAX));
+            let highest = (0..20 * halve_after).map(|_| {
+                sketch.note(hash(1));
+                sketch.count(hash(1))
+            });
+            let highest = highest.max().unwrap();
+            let unreachable = Err(SketchMisfit::Unreachable { highest });
+            if highest < u8::MAX {
+                assert_eq!(halved(halve_after, highest).check(), unreachable, "{halve_after}");
+            }
+            assert_eq!(halved(halve_after, highest - 1).check(), Ok(()), "{halve_after}");
+            assert_eq!(halved(halve_after, u8::MAX).check(), Ok(()), "none is frequent, as told");
+        }
+        let few = |counters| SketchOptions { counters, ..halved(100_000, 100) };
+        let Err(SketchMisfit::AllFrequent { counters }) = few(1_000).check() else {
+            panic!("keys that are all different exceed the threshold");
+        };
+        assert!(
+            few(counters as usize).check().is_ok() && few(counters as usize - 1).check().is_err()
+        );
+        let large = SketchOptions { rows: 16, counters: 1_000_000, ..own };
+        assert_eq!(large.check(), Err(SketchMisfit::TooLarge));
     }
 
     /// A hash for each number.

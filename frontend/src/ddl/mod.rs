@@ -18,7 +18,7 @@ pub mod view;
 use std::sync::Arc;
 
 use millrace_common::{RelationId, SqlError, SqlState, settings};
-use millrace_executor::options::JOB_OPTIONS;
+use millrace_executor::options::{ExecOptions, JOB_OPTIONS};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
@@ -230,7 +230,18 @@ fn job_options(session: &Session) -> Result<Vec<OptionEntry>, SqlError> {
             options.push(OptionEntry { name: name.to_owned(), value: value.to_owned() });
         }
     }
+    check_sketch(&options)?;
     Ok(options)
+}
+
+/// Settings of the sketch of frequent keys are right each by itself, and may make no sense together.
+fn check_sketch(options: &[OptionEntry]) -> Result<(), SqlError> {
+    let value = |name: &str| options.iter().find(|o| o.name == name).map(|o| o.value.as_str());
+    let sketch = ExecOptions::default().for_job(value).sketch;
+    sketch.check().map_err(|misfit| {
+        SqlError::new(SqlState::INVALID_PARAMETER_VALUE, misfit.to_string())
+            .with_hint(misfit.hint())
+    })
 }
 
 /// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.
