@@ -3,18 +3,15 @@
 // The lock keeps planted bugs of other tests away while a test runs, each on a runtime of its own.
 #![allow(clippy::await_holding_lock)]
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::new_null_array;
-use arrow::datatypes::DataType;
 use millrace_common::Epoch;
 use millrace_rpc::catalog::RowStorage;
 
 use super::fake::FakeTable;
 use super::keyed::{Counter, counts_batch, rows};
 use super::model::PLANTED;
-use crate::lookahead::{Due, Hint};
+use crate::lookahead::Due;
 use crate::options::ExecOptions;
 use crate::state::collected::MAX_KEYS;
 use crate::stats::LookaheadStats;
@@ -197,29 +194,4 @@ async fn keys_that_are_closed_meanwhile_are_not_asked_for() {
     run.after(MS).await;
     assert_eq!((run.rounds(), run.counted().dropped), (0, 1));
     run.counter.state.check_invariants().unwrap();
-}
-
-/// Whatever is sent: it is of no use, and harms nobody.
-#[tokio::test(start_paused = true)]
-async fn hints_that_are_none_of_the_operators_are_dropped() {
-    let _unplanted = PLANTED.read();
-    let mut run = Run::new();
-    let texts = new_null_array(&DataType::Utf8, 2);
-    let numbers = new_null_array(&DataType::Int64, 2);
-    let wrong = [
-        (0, vec![texts]),
-        (0, vec![]),
-        (0, vec![numbers.slice(0, 1)]),
-        (0, vec![Arc::clone(&numbers), Arc::clone(&numbers)]),
-        (1, vec![numbers]),
-    ];
-    let hints = wrong.len() as u64;
-    for (port, keys) in wrong {
-        let (times, due) = (Vec::new(), run.due.clone());
-        let hint = Hint { node: 0, port, keys, count: 2, times, due, carried: None };
-        run.counter.state.hint(port, &hint).unwrap();
-    }
-    run.after(MS).await;
-    assert_eq!((run.rounds(), run.counted().dropped), (0, 2 * hints));
-    assert_eq!(run.counter.state.keys.len(), 0);
 }
