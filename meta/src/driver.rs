@@ -388,7 +388,8 @@ impl Driver {
         let from = in_flight.newest().map_or_else(|| self.committed_epoch(), |p| p.epoch);
         self.handle.take_cut_request();
         self.handle.set_cutting(Some(begun));
-        let cut = Cut { epoch, number: in_flight.next_number() };
+        let record = self.shared.state.read().number;
+        let cut = Cut { epoch, number: in_flight.next_number(), record };
         let commit = in_flight.during(self.compute.cut(id, generation, cut)).await??;
         self.handle.set_cutting(None);
         let root = epoch == Epoch::ZERO;
@@ -567,7 +568,7 @@ fn check_answer(
     if answers == (job.0, generation.0, cut.epoch.0, cut.number) {
         return Ok(());
     }
-    let Cut { epoch, number } = cut;
+    let Cut { epoch, number, .. } = cut;
     Err(SqlError::internal(format!("cut {number} at {epoch} was answered by another commit")))
 }
 

@@ -9,7 +9,7 @@ use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 use crate::call_error::CallError;
 use crate::catalog::{OptionEntry, Relation};
 use crate::log::{RegisterProcess, UserChange};
-pub use crate::proto::{JobReport, OperatorReport, TableReport, TableRetention};
+pub use crate::proto::{Heartbeat, JobReport, OperatorReport, TableReport, TableRetention};
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
 
@@ -29,6 +29,8 @@ pub struct ReadEpoch {
 pub trait MetaControl: Send + Sync {
     /// Registers a process in the log, and returns its incarnation. The same nonce again has the same one.
     async fn register_process(&self, process: RegisterProcess) -> Result<u64, CallError>;
+    /// A process is there and tells how far it is; answered with the log's last record.
+    async fn beat(&self, heartbeat: Heartbeat) -> Result<u64, CallError>;
     /// The record stream from a record on. [`CallError::Gap`]: the log begins at a later one.
     async fn follow(&self, from: u64) -> Result<RecordStream, CallError>;
 
@@ -50,8 +52,6 @@ pub trait MetaControl: Send + Sync {
         generation: Generation,
         error: SqlError,
     ) -> Result<(), CallError>;
-    /// How the jobs of a worker are.
-    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError>;
 
     async fn create_relation(
         &self,

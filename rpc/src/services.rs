@@ -39,6 +39,8 @@ pub struct Cut {
     /// The number of the commit that becomes of it ([`JobCommit::number`]): one more than that of the cut before; the
     /// same again, if that one's commit was empty, because an empty one of a root is not logged.
     pub number: u64,
+    /// The record of the log as of which the cut was decided: what it says of inputs and sources counts.
+    pub record: u64,
 }
 
 /// Served by a compute worker, called by meta.

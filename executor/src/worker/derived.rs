@@ -426,7 +426,7 @@ impl Derived {
 
 impl Control {
     fn barrier(&self, cut: Cut, stages: &[u32]) -> Result<Barrier, ExecError> {
-        let Cut { epoch, number } = cut;
+        let Cut { epoch, number, .. } = cut;
         if number != self.number + 1 {
             let last = self.number;
             return Err(ExecError::internal(format!("cut {number}, not the one after {last}")));

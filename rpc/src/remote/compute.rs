@@ -62,8 +62,8 @@ impl Compute for Served {
         request: Request<proto::CutRequest>,
     ) -> Result<Response<JobCommit>, Status> {
         self.admission.admit(&request)?;
-        let proto::CutRequest { job, generation, epoch, number } = request.into_inner();
-        let cut = Cut { epoch: Epoch(epoch), number };
+        let proto::CutRequest { job, generation, epoch, number, record } = request.into_inner();
+        let cut = Cut { epoch: Epoch(epoch), number, record };
         let commit = self.inner.cut(RelationId(job), Generation(generation), cut).await;
         commit.map(Response::new).map_err(refused)
     }
@@ -208,8 +208,9 @@ impl ComputeService for RemoteCompute {
         generation: Generation,
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
-        let Cut { epoch: Epoch(epoch), number } = cut;
-        let request = proto::CutRequest { job: job.0, generation: generation.0, epoch, number };
+        let Cut { epoch: Epoch(epoch), number, record } = cut;
+        let (job, generation) = (job.0, generation.0);
+        let request = proto::CutRequest { job, generation, epoch, number, record };
         Ok(self.peer.wait(request, |t, r| async move { client(t).cut(r).await }).await?)
     }
 

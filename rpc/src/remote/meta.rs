@@ -14,7 +14,7 @@ use super::convert::required;
 use super::peer::{Peer, Transport};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
 use crate::catalog::{OptionEntry, Relation};
-use crate::control::{JobReport, MetaControl, ReadEpoch, RecordStream};
+use crate::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
 use crate::log::{self, RegisterProcess, UserChange};
 use crate::proto::meta_client::MetaClient;
 use crate::proto::meta_server::{Meta, MetaServer};
@@ -58,6 +58,15 @@ impl Meta for Served {
         let registered = self.inner.register_process(request.into_inner()).await;
         let incarnation = registered.map_err(CallError::into_status)?;
         Ok(Response::new(proto::Registered { incarnation }))
+    }
+
+    async fn beat(
+        &self,
+        request: Request<Heartbeat>,
+    ) -> Result<Response<proto::HeartbeatAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let record = self.inner.beat(request.into_inner()).await.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::HeartbeatAnswer { record }))
     }
 
     type FollowStream = BoxStream<'static, Result<proto::StreamMessage, Status>>;
@@ -109,14 +118,6 @@ impl Meta for Served {
         let error = required(error, "error").map_err(CallError::into_status)?;
         let (job, generation) = (RelationId(job), Generation(generation));
         empty(self.inner.report_failure(job, generation, error_from_proto(error)).await)
-    }
-
-    async fn report_jobs(
-        &self,
-        request: Request<proto::JobReports>,
-    ) -> Result<Response<Empty>, Status> {
-        self.admission.admit(&request)?;
-        empty(self.inner.report_jobs(request.into_inner().jobs).await)
     }
 
     async fn create_relation(
@@ -248,6 +249,11 @@ impl MetaControl for RemoteMeta {
         Ok(self.peer.ask(process, send).await?.incarnation)
     }
 
+    async fn beat(&self, heartbeat: Heartbeat) -> Result<u64, CallError> {
+        let send = |t, r| async move { client(t).beat(r).await };
+        Ok(self.peer.ask(heartbeat, send).await?.record)
+    }
+
     async fn follow(&self, from: u64) -> Result<RecordStream, CallError> {
         let request = proto::FollowRequest { from };
         let send = |t, r| async move { client(t).follow(r).await };
@@ -292,11 +298,6 @@ impl MetaControl for RemoteMeta {
         let request = proto::ReportFailureRequest { job, generation, error };
         let send = |t, r| async move { client(t).report_failure(r).await };
         self.peer.ask(request, send).await.map(drop)
-    }
-
-    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError> {
-        let send = |t, r| async move { client(t).report_jobs(r).await };
-        self.peer.ask(proto::JobReports { jobs }, send).await.map(drop)
     }
 
     async fn create_relation(

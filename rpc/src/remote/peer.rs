@@ -52,9 +52,16 @@ pub struct Identity {
     incarnation: AtomicU64,
     /// The highest term that a refusal has named.
     told: AtomicU64,
+    /// It leads nobody, so a higher term is nothing but the leader's.
+    follows: bool,
 }
 
 impl Identity {
+    /// Of a process that never leads: it goes over to a higher term when it is told of one.
+    pub fn follower() -> Identity {
+        Identity { follows: true, ..Identity::default() }
+    }
+
     pub fn new(term: u64, incarnation: u64) -> Identity {
         let identity = Identity::default();
         identity.set_term(term);
@@ -67,8 +74,15 @@ impl Identity {
         self.term.store(term, Ordering::Release);
     }
 
+    /// The process has been given its incarnation.
     pub fn set_incarnation(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::Release);
+    }
+
+    /// Whether it goes over to a term that a refusal has named.
+    fn adopts(&self, error: &CallError) -> bool {
+        let CallError::StaleTerm { term } = error else { return false };
+        self.follows && self.term.fetch_max(*term, Ordering::AcqRel) < *term
     }
 
     /// The highest term that others have named when they refused calls; above the own one, there is another leader.
@@ -149,10 +163,10 @@ impl Peer {
     }
 
     /// A call that is answered at once.
-    pub(super) async fn ask<M, R, F>(
+    pub(super) async fn ask<M: Clone, R, F>(
         &self,
         message: M,
-        send: impl FnOnce(Transport, Request<M>) -> F,
+        send: impl Fn(Transport, Request<M>) -> F,
     ) -> Result<R, CallError>
     where
         F: Future<Output = Result<Response<R>, Status>>,
@@ -161,20 +175,17 @@ impl Peer {
     }
 
     /// A call that is answered by then.
-    pub(super) async fn ask_within<M, R, F>(
+    pub(super) async fn ask_within<M: Clone, R, F>(
         &self,
         limit: Duration,
         message: M,
-        send: impl FnOnce(Transport, Request<M>) -> F,
+        send: impl Fn(Transport, Request<M>) -> F,
     ) -> Result<R, CallError>
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        let mut request = self.request(message);
-        request.set_timeout(limit);
-        let answer = tokio::time::timeout(limit, send(self.transport.clone(), request)).await;
-        match answer {
-            Ok(answer) => answer.map(Response::into_inner).map_err(|s| self.failed(&s)),
+        match tokio::time::timeout(limit, self.call(Some(limit), message, send)).await {
+            Ok(answer) => answer,
             Err(_) => Err(CallError::Unreachable {
                 peer: self.address.to_string(),
                 cause: format!("no answer within {} ms", limit.as_millis()),
@@ -183,7 +194,19 @@ impl Peer {
     }
 
     /// A call that may last: it ends when the connection does.
-    pub(super) async fn wait<M, R, F>(
+    pub(super) async fn wait<M: Clone, R, F>(
+        &self,
+        message: M,
+        send: impl Fn(Transport, Request<M>) -> F,
+    ) -> Result<R, CallError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        self.call(None, message, send).await
+    }
+
+    /// The same for a message that cannot be sent again.
+    pub(super) async fn wait_once<M, R, F>(
         &self,
         message: M,
         send: impl FnOnce(Transport, Request<M>) -> F,
@@ -193,6 +216,31 @@ impl Peer {
     {
         let answer = send(self.transport.clone(), self.request(message)).await;
         answer.map(Response::into_inner).map_err(|status| self.failed(&status))
+    }
+
+    /// Sent once more under a higher term, which has refused it, if this process only follows.
+    async fn call<M: Clone, R, F>(
+        &self,
+        limit: Option<Duration>,
+        message: M,
+        send: impl Fn(Transport, Request<M>) -> F,
+    ) -> Result<R, CallError>
+    where
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let again = self.identity.follows.then(|| message.clone());
+        let once = async |message: M| {
+            let mut request = self.request(message);
+            if let Some(limit) = limit {
+                request.set_timeout(limit);
+            }
+            let answer = send(self.transport.clone(), request).await;
+            answer.map(Response::into_inner).map_err(|status| self.failed(&status))
+        };
+        match (once(message).await, again) {
+            (Err(error), Some(message)) if self.identity.adopts(&error) => once(message).await,
+            (answer, _) => answer,
+        }
     }
 
     /// What a status means; notes the term that it names.

@@ -24,7 +24,7 @@ use tonic_prost::ProstCodec;
 
 use crate::fake::{FAILING, LIMIT, STUCK, encoded, error, networked, peer, serve};
 
-const CUT: Cut = Cut { epoch: Epoch(1), number: 1 };
+const CUT: Cut = Cut { epoch: Epoch(1), number: 1, record: 1 };
 
 #[tokio::test]
 async fn an_error_keeps_its_parts() {

@@ -9,7 +9,7 @@ use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{OptionEntry, Relation};
-use millrace_rpc::control::{JobReport, MetaControl, ReadEpoch, RecordStream};
+use millrace_rpc::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
     TableChange,
@@ -216,9 +216,9 @@ impl MetaControl for Fake {
         Ok(())
     }
 
-    async fn report_jobs(&self, jobs: Vec<JobReport>) -> Result<(), CallError> {
-        self.note(jobs);
-        Ok(())
+    async fn beat(&self, heartbeat: Heartbeat) -> Result<u64, CallError> {
+        self.note(heartbeat);
+        Ok(77)
     }
 
     async fn create_relation(

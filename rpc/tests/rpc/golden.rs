@@ -11,8 +11,8 @@ fn hex(message: &impl Message) -> String {
 
 #[test]
 fn golden_requests_of_each_service() {
-    let cut = proto::CutRequest { job: 7, generation: 3, epoch: 300, number: 5 };
-    assert_eq!(hex(&cut), "08071003".to_owned() + "18ac02" + "2005");
+    let cut = proto::CutRequest { job: 7, generation: 3, epoch: 300, number: 5, record: 6 };
+    assert_eq!(hex(&cut), "08071003".to_owned() + "18ac02" + "2005" + "2806");
 
     let kind = proto::live_part::Kind::Run(proto::RunPart { run_id: 4, meta_length: 2 });
     let part =

@@ -9,6 +9,7 @@ use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::control::Heartbeat;
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
     TableChange, TableRead,
@@ -73,7 +74,7 @@ async fn compute() {
         };
         compute.start_job(start.clone()).await.unwrap();
         assert_eq!(fake.seen(), shown(start));
-        let cut = Cut { epoch: Epoch(1 << 50), number: 9 };
+        let cut = Cut { epoch: Epoch(1 << 50), number: 9, record: 17 };
         let commit = compute.cut(JOB, GENERATION, cut).await.unwrap();
         assert_eq!(commit, filled::one("millrace.version.JobCommit"));
         assert_eq!(fake.seen(), shown((JOB, GENERATION, cut)));
@@ -146,9 +147,10 @@ async fn meta_for_workers() {
         assert_eq!(fake.seen(), shown((JOB, GENERATION, edit)));
         meta.report_failure(JOB, GENERATION, error()).await.unwrap();
         assert!(fake.seen().remove(0).contains("a key exists"));
+        let heartbeat: Heartbeat = filled::one("millrace.rpc.Heartbeat");
+        assert_eq!(meta.beat(heartbeat.clone()).await.unwrap(), 77);
+        assert_eq!(fake.seen(), shown(heartbeat));
         let reports = vec![filled::one("millrace.rpc.JobReport")];
-        meta.report_jobs(reports.clone()).await.unwrap();
-        assert_eq!(fake.seen(), shown(&reports));
         assert_eq!(meta.jobs().await.unwrap(), reports);
     })
     .await;

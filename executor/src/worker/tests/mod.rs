@@ -194,7 +194,7 @@ impl FakeMeta {
         epoch: Epoch,
     ) -> Result<JobCommit, SqlError> {
         let number = self.jobs.lock()[&id].number + 1;
-        let commit = self.worker().cut(id, generation, Cut { epoch, number }).await?;
+        let commit = self.worker().cut(id, generation, Cut { epoch, number, record: 0 }).await?;
         if epoch != Epoch::ZERO || !commit.is_empty() {
             let mut jobs = self.jobs.lock();
             // It may have been started again.

@@ -225,7 +225,7 @@ async fn calls_of_another_generation_are_refused() {
     c.start(v).await.unwrap();
     c.insert(t, [(1, 1)]).await;
     let epoch = Epoch(c.version(t).epoch);
-    assert!(c.worker.cut(v, Generation(1), Cut { epoch, number: 2 }).await.is_err());
+    assert!(c.worker.cut(v, Generation(1), Cut { epoch, number: 2, record: 0 }).await.is_err());
     c.worker.stop_job(v, Generation(1)).await;
     let number = c.version(v).commits + 1;
     let late = JobCommit { job: v.0, generation: 1, number, ..JobCommit::default() };

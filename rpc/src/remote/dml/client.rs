@@ -122,7 +122,7 @@ impl DmlService for RemoteDml {
         // There is room: nothing has been sent.
         let _ = parts.try_send(proto::LoadPart { part: Some(begin) });
         let send = |t, r| async move { client(t).load(r).await };
-        let events = self.peer.wait(receiver, send).await?;
+        let events = self.peer.wait_once(receiver, send).await?;
         let mut load = RemoteLoad { peer: self.peer.clone(), parts, events };
         match load.next().await? {
             load_event::Event::Begun(_) => Ok(Box::new(load)),
