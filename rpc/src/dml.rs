@@ -2,41 +2,47 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use millrace_common::{DeltaChunk, Epoch, RelationId};
 use prost::bytes::Bytes;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::call_error::CallError;
 use crate::version::StatementId;
 
 /// Tells who waits for a statement that its rows have entered an open epoch: from then on it may be committed, whoever
 /// still waits for it. Clones are one flag. Invariant: once set it stays set.
-#[derive(Clone, Debug)]
-pub struct EntryFlag(Arc<watch::Sender<bool>>);
+#[derive(Clone, Debug, Default)]
+pub struct EntryFlag(Arc<Entry>);
 
-impl Default for EntryFlag {
-    fn default() -> EntryFlag {
-        EntryFlag(Arc::new(watch::channel(false).0))
-    }
+#[derive(Debug, Default)]
+struct Entry {
+    is_set: AtomicBool,
+    set: Notify,
 }
 
 impl EntryFlag {
     /// The rows have entered.
     pub fn set(&self) {
-        self.0.send_replace(true);
+        self.0.is_set.store(true, Ordering::Release);
+        self.0.set.notify_waiters();
     }
 
     /// Whether the statement may be committed by now.
     pub fn is_set(&self) -> bool {
-        *self.0.borrow()
+        self.0.is_set.load(Ordering::Acquire)
     }
 
     /// Completes when it is set.
     pub async fn wait(&self) {
-        // The sender lives as long as `self`.
-        let _ = self.0.subscribe().wait_for(|set| *set).await;
+        let mut set = std::pin::pin!(self.0.set.notified());
+        // Before the flag is looked at: what is set in between is not missed.
+        set.as_mut().enable();
+        if !self.is_set() {
+            set.await;
+        }
     }
 }
 
@@ -51,28 +57,54 @@ pub enum InsertConflict {
     Overwrite,
 }
 
-/// What the rows of a statement are; see the kinds of the executor.
+/// What the rows of a statement are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DmlKind {
+    /// New rows only.
     Insert { on_conflict: InsertConflict },
+    /// UPDATE and DELETE: old rows with −1 as they were read, new rows with +1. A new row whose key
+    /// another row has is a unique violation.
     Change,
+    /// Rows of a connector, in their order: of several of one key the last counts. A row with −1 deletes
+    /// what has its key, if anything has; only its key columns matter.
     Feed { on_conflict: InsertConflict },
+    /// INSERT … ON CONFLICT DO UPDATE: as `Change`, but a new row whose key has come to exist since
+    /// is a conflict: evaluated again it becomes an update.
     Upsert,
+    /// What a sink brings: the new row of a key takes the place of whatever row has it, and a key whose old
+    /// row goes is deleted if it is there.
     Replicate,
 }
 
-/// What the rows of a load are; see the kinds of the executor.
+/// What a load's rows are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadKind {
+    /// New rows.
     Insert { on_conflict: InsertConflict },
+    /// New rows in place of those with the same key (+1), and rows to delete (−1), each key once, as the
+    /// table was at this epoch. A table that has changed since is a conflict.
     Replace { read_at: Epoch },
+    /// Rows to delete as they were at this epoch (−1) and rows that are then new (+1), which may have the keys of
+    /// the deleted ones. A table that has changed since is a conflict.
     Change { read_at: Epoch, on_repeat: OnRepeat },
+}
+
+impl LoadKind {
+    /// The epoch that the rows it replaces were read at.
+    pub fn read_at(self) -> Option<Epoch> {
+        match self {
+            LoadKind::Insert { .. } => None,
+            LoadKind::Replace { read_at } | LoadKind::Change { read_at, .. } => Some(read_at),
+        }
+    }
 }
 
 /// What it means that two of a statement's new rows have one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnRepeat {
+    /// A duplicate key: UPDATE of keys.
     Duplicate,
+    /// ON CONFLICT DO UPDATE would change a row twice: 21000.
     SecondTime,
 }
 

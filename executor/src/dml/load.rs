@@ -17,8 +17,8 @@ use super::check::Keyed;
 use super::reads::{ReadRows, TableRead};
 use super::transaction::{self, Part, Premises};
 use super::{
-    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, ReadSet,
-    Sequencer, TableLocks, resolve,
+    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, LoadKind,
+    ReadSet, Sequencer, TableLocks, resolve,
 };
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, Reservation};
@@ -27,43 +27,12 @@ use crate::worker::TableSource;
 /// Times a load is entered again because its table's job was restarted.
 const MAX_ATTEMPTS: usize = 8;
 
-/// What a load's rows are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LoadKind {
-    /// New rows.
-    Insert { on_conflict: InsertConflict },
-    /// New rows in place of those with the same key (+1), and rows to delete (−1), each key once, as the
-    /// table was at this epoch. A table that has changed since is a conflict.
-    Replace { read_at: Epoch },
-    /// Rows to delete as they were at this epoch (−1) and rows that are then new (+1), which may have the keys of
-    /// the deleted ones. A table that has changed since is a conflict.
-    Change { read_at: Epoch, on_repeat: OnRepeat },
-}
-
-/// What it means that two of a statement's new rows have one key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnRepeat {
-    /// A duplicate key: UPDATE of keys.
-    Duplicate,
-    /// ON CONFLICT DO UPDATE would change a row twice: 21000.
-    SecondTime,
-}
-
-impl LoadKind {
-    /// The epoch that the rows it replaces were read at.
-    fn read_at(self) -> Option<Epoch> {
-        match self {
-            LoadKind::Insert { .. } => None,
-            LoadKind::Replace { read_at } | LoadKind::Change { read_at, .. } => Some(read_at),
-        }
-    }
-
-    fn repeated(self) -> Repeated {
-        match self {
-            LoadKind::Insert { on_conflict: InsertConflict::Nothing } => Repeated::First,
-            LoadKind::Insert { on_conflict: InsertConflict::Overwrite } => Repeated::Last,
-            _ => Repeated::Add,
-        }
+/// What becomes of staged rows with the same key.
+fn repeated(kind: LoadKind) -> Repeated {
+    match kind {
+        LoadKind::Insert { on_conflict: InsertConflict::Nothing } => Repeated::First,
+        LoadKind::Insert { on_conflict: InsertConflict::Overwrite } => Repeated::Last,
+        _ => Repeated::Add,
     }
 }
 
@@ -177,7 +146,7 @@ impl Load {
         if !self.may_spill() {
             return self.check_memory();
         }
-        self.staging = Some(self.table.stage(self.kind.repeated()).map_err(failed)?);
+        self.staging = Some(self.table.stage(repeated(self.kind)).map_err(failed)?);
         if matches!(self.kind, LoadKind::Change { .. }) {
             self.removed = Some(self.table.stage(Repeated::Add).map_err(failed)?);
         }

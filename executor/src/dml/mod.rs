@@ -9,66 +9,19 @@ pub mod sequencer;
 pub mod staged;
 pub mod transaction;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use arrow::array::UInt32Array;
 use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, SqlError, SqlState};
 use millrace_rpc::version::StatementId;
 
-pub use load::{Load, LoadKind, OnRepeat};
+pub use load::Load;
+pub use millrace_rpc::dml::{DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat};
 pub use reads::{Filter, Read, ReadRows, ReadSet, TableLocks};
 pub use resolve::second_time;
 pub use sequencer::Sequencer;
 pub use staged::StagedTable;
 
 pub use crate::lookahead::uncommitted::Announced;
-
-/// Tells who waits for a statement that its rows have entered an open epoch: from then on it may be committed, whoever
-/// still waits for it. Clones are one flag. Invariant: once set it stays set.
-#[derive(Clone, Debug, Default)]
-pub struct EntryFlag(Arc<AtomicBool>);
-
-impl EntryFlag {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-
-    /// Whether the statement may be committed by now.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-/// What an INSERT does with a key that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InsertConflict {
-    /// PostgreSQL's error 23505.
-    Error,
-    /// ON CONFLICT DO NOTHING: the row is left out.
-    Nothing,
-    /// The new row takes the old one's place.
-    Overwrite,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DmlKind {
-    /// New rows only.
-    Insert { on_conflict: InsertConflict },
-    /// UPDATE and DELETE: old rows with −1 as they were read, new rows with +1. A new row whose key
-    /// another row has is a unique violation.
-    Change,
-    /// Rows of a connector, in their order: of several of one key the last counts. A row with −1 deletes
-    /// what has its key, if anything has; only its key columns matter.
-    Feed { on_conflict: InsertConflict },
-    /// INSERT … ON CONFLICT DO UPDATE: as `Change`, but a new row whose key has come to exist since
-    /// is a conflict: evaluated again it becomes an update.
-    Upsert,
-    /// What a sink brings: the new row of a key takes the place of whatever row has it, and a key whose old
-    /// row goes is deleted if it is there.
-    Replicate,
-}
 
 /// How far a sink has been applied to a table; committed with the rows as one of the table's counters.
 #[derive(Clone, Debug, PartialEq, Eq)]

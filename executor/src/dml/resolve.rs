@@ -10,8 +10,7 @@ use millrace_storage::StorageError;
 use millrace_storage::block::Entries;
 use millrace_storage::stage::{Merged, Repeated, Staging};
 
-use super::load::OnRepeat;
-use super::{DmlError, InsertConflict, Sequencer};
+use super::{DmlError, InsertConflict, OnRepeat, Sequencer};
 use crate::error::ExecError;
 
 /// New rows after ON CONFLICT.

@@ -5,6 +5,7 @@
 //! again and its readers should not notice; then its state is closed.
 
 mod derived;
+mod dml_service;
 mod feed;
 pub(crate) mod into_table;
 mod job;
@@ -31,6 +32,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::dml_service::LocksOfFrontends;
 use self::job::{Job, Kind};
 pub(crate) use self::statements::TableSource;
 use self::stream::RecordStream;
@@ -84,6 +86,8 @@ struct Shared {
     started: tokio::sync::Notify,
     /// What the log says of the jobs.
     stream: RecordStream,
+    /// Locks of tables that frontends of other processes hold.
+    locks_of_frontends: Arc<LocksOfFrontends>,
 }
 
 /// A job that was stopped and may be started again.
@@ -118,6 +122,7 @@ impl Worker {
             stopped: RwLock::default(),
             started: tokio::sync::Notify::new(),
             stream: RecordStream::default(),
+            locks_of_frontends: Arc::default(),
         });
         let stop = CancellationToken::new();
         maintenance::spawn(&shared, stop.clone());
