@@ -41,7 +41,7 @@ pub(crate) fn changes(
         Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
         Ok(merger) => {
             futures::stream::try_unfold((merger, at), move |(mut merger, at)| async move {
-                while let Some(entries) = merger.next().await? {
+                while let Some(entries) = merger.next().await.map_err(|e| at.explain(e))? {
                     let chunk = to_delta(&at, id, entries).await?;
                     if !chunk.is_empty() {
                         return Ok(Some((chunk, (merger, at))));
@@ -58,7 +58,7 @@ fn written(at: &Snapshot, id: TableId, to: Epoch, vnodes: &Range<Vnode>) -> Resu
     let table = at.table(id)?;
     let mode = Mode::Written { from: at.epoch(), to };
     let range = key_range(None, Some(vnodes));
-    let sources = table_sources(at.store(), table, mode, &range, None)?;
+    let sources = table_sources(at.committed(), table, mode, &range, None)?;
     Ok(Merger::new(table.desc.storage, mode, Arc::clone(table.schema()), CHUNK_ROWS, sources))
 }
 

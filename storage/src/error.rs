@@ -48,6 +48,9 @@ pub enum StorageError {
     InvalidUrl { url: String, reason: String },
     #[error("snapshot at epoch {epoch} is too old: versions are kept from epoch {horizon} on")]
     SnapshotTooOld { epoch: Epoch, horizon: Epoch },
+    /// A follower was too slow: an object of the version that it reads has been deleted. There is a newer version.
+    #[error("object \"{object}\" is gone: a newer version of the relation has taken its place")]
+    Superseded { object: String },
     #[error("local block cache: {0}")]
     Cache(String),
     #[error(transparent)]
@@ -144,6 +147,7 @@ impl StorageError {
             StorageError::Unsuitable { .. } => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             StorageError::InvalidUrl { .. } => SqlState::INVALID_PARAMETER_VALUE,
             StorageError::SnapshotTooOld { .. } => SqlState::SNAPSHOT_TOO_OLD,
+            StorageError::Superseded { .. } => SqlState::SERIALIZATION_FAILURE,
             StorageError::Sequence(_) | StorageError::Arrow(_) | StorageError::Internal(_) => {
                 SqlState::INTERNAL_ERROR
             }
@@ -166,6 +170,7 @@ impl StorageError {
                 "Use a local directory, Amazon S3, or a server that honours If-None-Match."
             }
             StorageError::InvalidUrl { .. } => "Use a path, file:///path or s3://bucket/prefix.",
+            StorageError::Superseded { .. } => "Run the statement again.",
             _ => return None,
         })
     }

@@ -21,16 +21,16 @@ use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, TableId, Vnode};
 use millrace_rpc::log::MovedPart;
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef, VersionEdit};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::block::BlockCodec;
-use crate::error::{Result, StorageError};
+use crate::committed::{Codecs, Committed, changes_of, codecs_of};
+use crate::error::Result;
 use crate::given_up::{self, Claim};
 use crate::memrun::{MemRun, SealId};
 use crate::put_waits::{PutKind, PutWaits};
-use crate::read_counts::{ReadCounts, TableReads};
+use crate::read_counts::TableReads;
 use crate::run_writer::{Built, in_background};
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
@@ -40,10 +40,10 @@ use crate::ttl_filter::Retain;
 use crate::version::{Version, check_rewrite};
 use crate::write_delay::Overlap;
 use crate::writer::{SealedRuns, TableWriter};
-use crate::{changes, flush, memory_compaction, slice, write_delay};
+use crate::{flush, memory_compaction, slice, write_delay};
 
 /// Tail slices read at the same time when a job is opened.
-const OPEN_READS: usize = 64;
+pub(crate) const OPEN_READS: usize = 64;
 /// Level-0 runs of one table that memory runs keep from being compacted, at most.
 const HELD_BACK_RUNS: usize = 8;
 
@@ -94,12 +94,11 @@ pub struct JobStats {
 }
 
 pub struct JobStore {
-    job: JobId,
+    /// What is read of it.
+    pub(crate) committed: Arc<Committed>,
     /// What logs call the job.
     label: OnceLock<String>,
     pub(crate) shared: Arc<Shared>,
-    pub(crate) codecs: HashMap<TableId, Arc<BlockCodec>>,
-    version: RwLock<Arc<Version>>,
     next_writer: AtomicU64,
     pub(crate) open_bytes: AtomicUsize,
     /// The slices of what is published.
@@ -130,7 +129,7 @@ pub struct JobStore {
 
 impl std::fmt::Debug for JobStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("JobStore").field("job", &self.job).finish_non_exhaustive()
+        f.debug_struct("JobStore").field("job", &self.job()).finish_non_exhaustive()
     }
 }
 
@@ -141,7 +140,7 @@ impl JobStore {
     }
 
     pub(crate) fn label(&self) -> String {
-        self.label.get().cloned().unwrap_or_else(|| self.job.to_string())
+        self.label.get().cloned().unwrap_or_else(|| self.job().to_string())
     }
 
     /// The clocks of the store that the job is open in.
@@ -168,8 +167,7 @@ impl JobStore {
     ) -> Result<Arc<JobStore>> {
         let mut version = Version::new(tables, Arc::clone(&shared.pins));
         version.epoch = Epoch(committed.epoch);
-        let codecs: HashMap<_, _> =
-            version.tables().map(|t| (t.desc.id, Arc::clone(&t.codec))).collect();
+        let codecs = codecs_of(&version);
         let mut tail = committed.tail.clone();
         tail.sort_by_key(|s| s.sequence);
         if is_planted("tail-not-replayed") {
@@ -183,11 +181,9 @@ impl JobStore {
         tail.iter().for_each(|s| held.add(s.sequence, s.length, now));
         let overlap = write_delay::deepest(&version).map_or(0, |o| o.runs);
         Ok(Arc::new(JobStore {
-            job,
+            committed: Arc::new(Committed::new(Arc::clone(&shared), job, version)),
             label: OnceLock::new(),
             shared,
-            codecs,
-            version: RwLock::new(Arc::new(version)),
             next_writer: AtomicU64::new(1),
             open_bytes: AtomicUsize::new(0),
             tail: Mutex::new(held),
@@ -206,21 +202,16 @@ impl JobStore {
     }
 
     pub fn job(&self) -> JobId {
-        self.job
+        self.committed.job
     }
 
     pub(crate) fn version(&self) -> Arc<Version> {
-        Arc::clone(&self.version.read())
+        self.committed.version()
     }
 
     /// Swaps in a changed copy of the version. `change` does no I/O and little work.
     pub(crate) fn update<T>(&self, change: impl FnOnce(&mut Version) -> T) -> T {
-        let mut current = self.version.write();
-        let mut next = Version::clone(&current);
-        let result = change(&mut next);
-        debug_check(self.job, &current, &next);
-        *current = Arc::new(next);
-        drop(current);
+        let result = self.committed.update(change);
         self.shared.changed.notify_waiters();
         self.touch();
         result
@@ -229,7 +220,7 @@ impl JobStore {
     /// Has whoever looks after memory and flushes look at this job again (`StateStore::take_touched`).
     pub fn touch(&self) {
         if !self.touched.swap(true, Ordering::AcqRel) {
-            self.shared.touched.lock().insert(self.job);
+            self.shared.touched.lock().insert(self.job());
         }
     }
 
@@ -254,11 +245,7 @@ impl JobStore {
     /// The state as of an epoch; `Epoch::MAX`: all that is published. The version stays readable as
     /// long as the snapshot lives.
     pub fn snapshot(self: &Arc<Self>, epoch: Epoch) -> Result<Snapshot> {
-        let version = self.version();
-        if epoch < version.horizon {
-            return Err(StorageError::SnapshotTooOld { epoch, horizon: version.horizon });
-        }
-        Ok(Snapshot::new(Arc::clone(self), version, epoch))
+        self.committed.snapshot(epoch)
     }
 
     /// The net change of a table in (from, to] under some vnodes: old rows −1, new rows +1.
@@ -269,10 +256,7 @@ impl JobStore {
         to: Epoch,
         vnodes: Range<Vnode>,
     ) -> BoxStream<'static, Result<DeltaChunk>> {
-        match self.snapshot(from) {
-            Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
-            Ok(snapshot) => changes::changes(snapshot, table, to, vnodes),
-        }
+        changes_of(self.snapshot(from), table, to, vnodes)
     }
 
     /// Makes the delta of a commit durable, by the commit's number: one that was not used before, and more than that of
@@ -471,7 +455,7 @@ impl JobStore {
         if cfg!(debug_assertions)
             && let Err(broken) = check_rewrite(edit)
         {
-            debug_assert!(false, "an edit of job {}: {broken}", self.job);
+            debug_assert!(false, "an edit of job {}: {broken}", self.job());
         }
         let replaced = self.update(|version| {
             let replaced = version.runs(&edit.remove_runs);
@@ -517,13 +501,6 @@ impl JobStore {
         write_delay::deepest(&self.version())
     }
 
-    /// Notes that so many keys were looked up in a table's runs; `cold`: some had to be read.
-    pub(crate) fn note_reads(&self, reads: &ReadCounts, keys: u64, cold: bool) {
-        if reads.note(keys, cold) {
-            self.shared.read_bursts.lock().insert(self.job);
-        }
-    }
-
     /// The reads of a table's runs since they were last merged.
     pub fn reads_since_merge(&self, table: TableId) -> TableReads {
         self.version().table(table).map_or(TableReads::MANY, |t| t.reads.since_merge())
@@ -534,7 +511,7 @@ impl JobStore {
     pub fn move_parts(&self, object: &str, parts: &[MovedPart]) {
         let places: HashMap<(&str, u64, u64), u64> = parts
             .iter()
-            .filter(|p| p.job == self.job.0)
+            .filter(|p| p.job == self.job().0)
             .map(|p| ((p.from_object.as_str(), p.from_offset, p.length), p.offset))
             .collect();
         let current = self.version();
@@ -655,16 +632,6 @@ impl JobStore {
     }
 }
 
-/// In debug builds, the invariants of a version that is about to take effect.
-fn debug_check(job: JobId, current: &Version, next: &Version) {
-    if !cfg!(debug_assertions) {
-        return;
-    }
-    if let Err(broken) = next.check_invariants().and_then(|()| current.check_next(next)) {
-        debug_assert!(false, "version of job {job}: {broken}");
-    }
-}
-
 /// The slice of a commit, and its runs again.
 async fn encode(
     store: &Arc<JobStore>,
@@ -672,16 +639,17 @@ async fn encode(
     bytes: usize,
 ) -> Result<(Bytes, Vec<MemRun>)> {
     if bytes <= INLINE_ENCODE_BYTES {
-        return Ok((slice::encode(&runs, &store.codecs)?, runs));
+        return Ok((slice::encode(&runs, &store.committed.codecs)?, runs));
     }
-    let codecs = Arc::clone(store);
-    let encode = async move { Ok((slice::encode(&runs, &codecs.codecs)?, runs)) };
+    let committed = Arc::clone(&store.committed);
+    let encode = async move { Ok((slice::encode(&runs, &committed.codecs)?, runs)) };
     in_background(&store.shared, encode).await
 }
 
-async fn read_slice(
+/// The rows of a committed slice.
+pub(crate) async fn read_slice(
     shared: &Shared,
-    codecs: &HashMap<TableId, Arc<BlockCodec>>,
+    codecs: &Codecs,
     slice: &SliceRef,
 ) -> Result<Vec<MemRun>> {
     let epoch = Epoch(slice.epoch);

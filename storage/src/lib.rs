@@ -17,12 +17,14 @@
 pub mod block;
 pub mod cache;
 mod changes;
+mod committed;
 pub mod compaction;
 mod disk;
 pub mod entry;
 pub mod error;
 pub mod filter;
 mod flush;
+pub mod follower;
 pub mod given_up;
 mod hot_keys;
 pub mod job_store;
@@ -61,6 +63,7 @@ pub mod writer;
 
 pub use entry::Found;
 pub use error::StorageError;
+pub use follower::{FollowedJob, FollowedVersion, Pinned, VersionFollower};
 pub use job_store::{JobStats, JobStore, Persisted, TableStats};
 pub use memrun::MemRun;
 pub use reading::{Lookup, Part, ReadClass, Reading};

@@ -13,10 +13,11 @@ use millrace_rpc::version::RunMeta;
 
 use crate::block::Entries;
 use crate::cache::Priority;
+use crate::committed::Committed;
 use crate::disk;
 use crate::entry::{Found, rebuild};
-use crate::error::Result;
-use crate::job_store::JobStore;
+use crate::error::{Result, StorageError};
+use crate::follower::Held;
 use crate::memrun::MemRun;
 use crate::merge::{Merger, Mode, Source, rank};
 use crate::read_counts::SCAN_KEYS;
@@ -60,14 +61,22 @@ pub struct ScanBatch {
 /// A job's state as of an epoch.
 #[derive(Clone)]
 pub struct Snapshot {
-    store: Arc<JobStore>,
+    committed: Arc<Committed>,
     version: Arc<Version>,
     epoch: Epoch,
+    /// Of a follower: that the snapshot is open.
+    held: Option<Arc<Held>>,
 }
 
 impl Snapshot {
-    pub(crate) fn new(store: Arc<JobStore>, version: Arc<Version>, epoch: Epoch) -> Snapshot {
-        Snapshot { store, version, epoch }
+    pub(crate) fn new(committed: Arc<Committed>, version: Arc<Version>, epoch: Epoch) -> Snapshot {
+        Snapshot { committed, version, epoch, held: None }
+    }
+
+    /// The same, of a follower: `hold` makes what says of a version that it is being read.
+    pub(crate) fn held(self, hold: impl FnOnce(&Arc<Version>) -> Held) -> Snapshot {
+        let held = Some(Arc::new(hold(&self.version)));
+        Snapshot { held, ..self }
     }
 
     pub fn epoch(&self) -> Epoch {
@@ -99,8 +108,11 @@ impl Snapshot {
         match self.merger(table, &options) {
             Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
             Ok((merger, schema)) => {
-                let to_batch =
-                    move |batch: Result<Entries>| scan_batch(batch?, &schema, options.with_keys);
+                let held = self.held.clone();
+                let to_batch = move |batch: Result<Entries>| {
+                    let batch = batch.map_err(|error| explain(held.as_deref(), error))?;
+                    scan_batch(batch, &schema, options.with_keys)
+                };
                 merger.into_stream().map(to_batch).boxed()
             }
         }
@@ -111,7 +123,7 @@ impl Snapshot {
         let mode = Mode::AsOf(self.epoch);
         let range = key_range(options.range.as_ref(), options.vnodes.as_ref());
         let projection = options.projection.as_deref();
-        let sources = table_sources(&self.store, table, mode, &range, projection)?;
+        let sources = table_sources(&self.committed, table, mode, &range, projection)?;
         let project = |schema: &SchemaRef| -> Result<SchemaRef> {
             Ok(match projection {
                 None => Arc::clone(schema),
@@ -141,15 +153,28 @@ impl Snapshot {
     async fn ask(&self, table: TableId, question: LookupRequest) -> Result<Found> {
         let table = Arc::clone(self.version.table(table)?);
         let memory = memory_sources(&table, self.epoch);
-        ask(&self.store, table, memory, self.epoch, question).wait().await
+        let found = ask(&self.committed, table, memory, self.epoch, question).wait().await;
+        found.map_err(|error| self.explain(error))
+    }
+
+    /// What an error of a read means to who reads this snapshot.
+    pub(crate) fn explain(&self, error: StorageError) -> StorageError {
+        explain(self.held.as_deref(), error)
     }
 
     pub(crate) fn table(&self, id: TableId) -> Result<&Arc<TableVersion>> {
         self.version.table(id)
     }
 
-    pub(crate) fn store(&self) -> &Arc<JobStore> {
-        &self.store
+    pub(crate) fn committed(&self) -> &Arc<Committed> {
+        &self.committed
+    }
+}
+
+fn explain(held: Option<&Held>, error: StorageError) -> StorageError {
+    match held {
+        Some(held) => held.explain(error),
+        None => error,
     }
 }
 
@@ -164,7 +189,7 @@ fn scan_batch(entries: Entries, schema: &SchemaRef, with_keys: bool) -> Result<S
 
 /// Committed memory and disk runs of a table that matter to `mode`, cut to a key range.
 pub(crate) fn table_sources(
-    store: &JobStore,
+    committed: &Committed,
     table: &TableVersion,
     mode: Mode,
     range: &KeyRange,
@@ -179,10 +204,10 @@ pub(crate) fn table_sources(
         mode.wants(Epoch(meta.min_epoch), Epoch(meta.max_epoch))
     });
     if matches!(mode, Mode::AsOf(_)) && !table.disk.is_empty() {
-        store.note_reads(&table.reads, SCAN_KEYS, false);
+        committed.note_reads(&table.reads, SCAN_KEYS, false);
     }
     sources.extend(disk::scan_all(
-        &store.shared,
+        &committed.shared,
         wanted.cloned(),
         mode,
         range,

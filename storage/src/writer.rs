@@ -13,6 +13,7 @@ use millrace_common::Epoch;
 use parking_lot::Mutex;
 
 use crate::block::{Entries, stored_schema};
+use crate::committed::Committed;
 use crate::disk;
 use crate::entry::Found;
 use crate::error::Result;
@@ -170,7 +171,7 @@ impl TableWriter {
         };
         let (table, memory, early) = sources;
         let lookups = lookups(&table, memory, Epoch::MAX, retain(&table));
-        ask_all(&self.store, table, lookups, &early, question)
+        ask_all(&self.store.committed, table, lookups, &early, question)
     }
 
     /// The version's table, all sources in memory, and the runs of early seals.
@@ -281,14 +282,14 @@ pub(crate) type EarlyRun = (Arc<RunReader>, u64);
 
 /// Answers at once where memory can, else with the batched reads that will.
 pub(crate) fn ask(
-    store: &JobStore,
+    committed: &Committed,
     table: Arc<TableVersion>,
     memory: Vec<Sorted>,
     as_of: Epoch,
     question: LookupRequest,
 ) -> Lookup {
     let lookups = lookups(&table, memory, as_of, None);
-    ask_all(store, table, lookups, &[], question)
+    ask_all(committed, table, lookups, &[], question)
 }
 
 fn lookups(
@@ -307,7 +308,7 @@ fn lookups(
 }
 
 fn ask_all(
-    store: &JobStore,
+    committed: &Committed,
     table: Arc<TableVersion>,
     lookups: Lookups,
     early: &[EarlyRun],
@@ -315,12 +316,12 @@ fn ask_all(
 ) -> Lookup {
     let keys = question.strings().len() as u64;
     let reads = (!table.disk.is_empty() && keys > 0).then(|| Arc::clone(&table.reads));
-    let lookup = match disk::ask(&store.shared, &table, early, question, lookups) {
+    let lookup = match disk::ask(&committed.shared, &table, early, question, lookups) {
         Ok(lookup) => lookup,
         Err(e) => return Lookup::failed(e),
     };
     if let Some(reads) = reads {
-        store.note_reads(&reads, keys, matches!(lookup, Lookup::Pending(_)));
+        committed.note_reads(&reads, keys, matches!(lookup, Lookup::Pending(_)));
     }
     lookup
 }
