@@ -9,11 +9,9 @@ pub enum MetaError {
     /// Another process leads this store now. Nothing more is acknowledged here.
     #[error("another server (term {term}) has taken over this object store")]
     Deposed { term: u64 },
-    /// The store let a second create of one key succeed.
-    #[error(
-        "the object store does not support conditional puts: a second create of the same key succeeded"
-    )]
-    NoConditionalPut,
+    /// The store cannot keep our promises.
+    #[error("{0}")]
+    Unsuitable(String),
     #[error("object store: {0}")]
     Store(String),
     /// The store has no space; the entry is not in the log and never will be.
@@ -38,7 +36,7 @@ impl From<MetaError> for SqlError {
     fn from(e: MetaError) -> SqlError {
         let state = match &e {
             MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
-            MetaError::NoConditionalPut => SqlState::FEATURE_NOT_SUPPORTED,
+            MetaError::Unsuitable(_) => SqlState::FEATURE_NOT_SUPPORTED,
             MetaError::Store(_) => SqlState::IO_ERROR,
             MetaError::Full(_) => SqlState::DISK_FULL,
             MetaError::Corrupt { .. } | MetaError::Gap { .. } => SqlState::DATA_CORRUPTED,
@@ -46,7 +44,7 @@ impl From<MetaError> for SqlError {
         let error = SqlError::new(state, e.to_string());
         match e {
             MetaError::Deposed { .. } => error.with_hint("Connect to the server that leads now, or stop it and restart this one."),
-            MetaError::NoConditionalPut => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
+            MetaError::Unsuitable(_) => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
             MetaError::Full(_) => error.with_hint("Free some space; nothing acknowledged was lost."),
             _ => error,
         }

@@ -8,7 +8,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use millrace_common::task::spawn;
 use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
-use millrace_storage::object::PutWatch;
+use millrace_storage::object::{PutWatch, race};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 use prost::bytes::Bytes;
@@ -83,27 +83,22 @@ impl LogStore {
         Path::from(format!("{SNAPSHOT}/{number:020}"))
     }
 
-    /// Refuses a store where a second create of one key succeeds.
+    /// Refuses a store that lets two creators of one key win.
     pub async fn probe(&self, nonce: u64) -> Result<(), MetaError> {
         let path = Path::from(format!("{PROBE}/{nonce:016x}"));
-        let create = || {
-            self.store.put_opts(&path, PutPayload::from_static(b"probe"), PutMode::Create.into())
-        };
-        create().await.map_err(|e| match StorageError::from_store("write", path.as_ref(), e) {
-            full @ StorageError::DiskFull { .. } => MetaError::Full(full.to_string()),
-            other => MetaError::Store(other.to_string()),
-        })?;
-        let second = create().await;
+        let outcome = race(&*self.store, &path).await;
         let store = Arc::clone(&self.store);
         // Nobody waits for it: a key left behind is harmless, the nonce is not used again.
         spawn("delete a probe", async move {
             let _ = store.delete(&path).await;
         });
-        match second {
-            Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-            Ok(_) => Err(MetaError::NoConditionalPut),
-            Err(e) => Err(e.into()),
-        }
+        outcome.map_err(|e| match e {
+            full @ StorageError::DiskFull { .. } => MetaError::Full(full.to_string()),
+            unsuitable @ StorageError::Unsuitable { .. } => {
+                MetaError::Unsuitable(unsuitable.to_string())
+            }
+            other => MetaError::Store(other.to_string()),
+        })
     }
 
     /// Reads the newest snapshot and everything after it. The records that it covers are not even listed: they stay for

@@ -10,6 +10,7 @@ mod listing;
 mod local;
 mod metered;
 mod pace;
+mod probe;
 mod reserve;
 mod watch;
 
@@ -21,7 +22,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, S3ConditionalPut};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig};
+use object_store::{ObjectStore, PutMode, PutOptions, PutPayload, RetryConfig};
 use url::Url;
 
 use crate::error::{Result, StorageError};
@@ -30,6 +31,7 @@ pub use failure::Failure;
 pub use local::DurableLocal;
 pub use metered::{MeterOptions, Metered, OneAttempt, RequestStats};
 pub use pace::{Held, PaceStats, RequestClass};
+pub use probe::{probe, race};
 pub use reserve::Reserve;
 pub use watch::{PutProgress, PutWatch};
 
@@ -121,51 +123,6 @@ pub async fn create(store: &dyn ObjectStore, name: &str, payload: PutPayload) ->
         .await
         .map(|_| ())
         .map_err(|e| StorageError::from_store("write", name, e))
-}
-
-/// Checks that the store refuses to create one key twice, which every commit relies on. A store that
-/// does not is refused. Leaves nothing behind.
-pub async fn probe(store: &dyn ObjectStore, env: &EnvHandle) -> Result<()> {
-    let name = format!("meta/probe/{:016x}", env.random());
-    let outcome = probe_object(store, &name).await;
-    if let Err(e) = store.delete(&Path::from(name.as_str())).await {
-        tracing::debug!(error = %e, object = name, "a probe object stays behind");
-    }
-    outcome
-}
-
-async fn probe_object(store: &dyn ObjectStore, name: &str) -> Result<()> {
-    let unsuitable = |reason: &str| StorageError::Unsuitable {
-        store: store.to_string(),
-        reason: reason.to_string(),
-    };
-    let path = Path::from(name);
-    let first = store.put_opts(&path, PutPayload::from_static(b"first"), create_only()).await;
-    match first {
-        Ok(_) => {}
-        Err(
-            object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. },
-        ) => {
-            return Err(unsuitable("it has no conditional put (create if absent)"));
-        }
-        Err(e) => return Err(StorageError::from_store("write", name, e)),
-    }
-    let second = store.put_opts(&path, PutPayload::from_static(b"second"), create_only()).await;
-    match second {
-        Err(
-            object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. },
-        ) => {}
-        Ok(_) => return Err(unsuitable("it let an existing object be created again")),
-        Err(e) => return Err(StorageError::from_store("write", name, e)),
-    }
-    let got = store
-        .get_range(&path, 0..5)
-        .await
-        .map_err(|e| StorageError::from_store("read", name, e))?;
-    if got[..] != b"first"[..] {
-        return Err(unsuitable("a refused write changed the object"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 use millrace_common::{EnvHandle, SqlError, SqlState};
-use object_store::GetOptions;
+use object_store::{GetOptions, ObjectStoreExt};
 
 use super::*;
 use crate::sim::{Faults, Profile, RequestKind, SimStore};
@@ -13,9 +13,19 @@ fn path(name: &str) -> Path {
     Path::from(name)
 }
 
-/// Overwrites on create, like servers that ignore If-None-Match.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Flaw {
+    /// Overwrites on create, like servers that ignore If-None-Match.
+    IgnoresCondition,
+    /// Looks first and writes then.
+    ChecksThenWrites,
+    /// Tells all but the first that they lost, and keeps what they sent.
+    KeepsLast,
+}
+
+/// A store that does not do what a create asks for.
 #[derive(Debug)]
-struct Careless(InMemory);
+struct Careless(InMemory, Flaw);
 
 impl std::fmt::Display for Careless {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -31,7 +41,25 @@ impl ObjectStore for Careless {
         payload: PutPayload,
         _: PutOptions,
     ) -> object_store::Result<object_store::PutResult> {
-        self.0.put_opts(at, payload, PutOptions::default()).await
+        let overwrite = || self.0.put_opts(at, payload.clone(), PutOptions::default());
+        match self.1 {
+            Flaw::IgnoresCondition => overwrite().await,
+            Flaw::ChecksThenWrites => {
+                if self.0.head(at).await.is_ok() {
+                    return Err(object_store::Error::AlreadyExists {
+                        path: at.to_string(),
+                        source: "it is there".into(),
+                    });
+                }
+                tokio::task::yield_now().await;
+                overwrite().await
+            }
+            Flaw::KeepsLast => {
+                let created = self.0.put_opts(at, payload.clone(), create_only()).await;
+                overwrite().await?;
+                created
+            }
+        }
     }
     async fn put_multipart_opts(
         &self,
@@ -152,11 +180,47 @@ async fn names(store: &dyn ObjectStore) -> Vec<String> {
 
 #[tokio::test]
 async fn a_store_without_conditional_put_is_refused() {
-    let store = Careless(InMemory::new());
+    let store = Careless(InMemory::new(), Flaw::IgnoresCondition);
     let error = probe(&store, &EnvHandle::default()).await.unwrap_err();
     assert!(error.to_string().contains("careless store"), "{error}");
     assert_eq!(SqlError::from(error).state, SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE);
     assert!(names(&store).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_store_that_lets_two_creators_win_is_refused() {
+    let store = Careless(InMemory::new(), Flaw::ChecksThenWrites);
+    create(&store, "a", "one".into()).await.unwrap();
+    let second = create(&store, "a", "two".into()).await;
+    assert!(
+        matches!(second, Err(StorageError::AlreadyExists { .. })),
+        "who asks later is refused: {second:?}"
+    );
+    store.delete(&path("a")).await.unwrap();
+    let error = probe(&store, &EnvHandle::default()).await.unwrap_err().to_string();
+    assert!(error.contains("lets two creators of a key win"), "{error}");
+    assert!(names(&store).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_what_a_loser_sent_is_refused() {
+    let store = Careless(InMemory::new(), Flaw::KeepsLast);
+    let error = probe(&store, &EnvHandle::default()).await.unwrap_err().to_string();
+    assert!(error.contains("other bytes than the winner's"), "{error}");
+}
+
+#[tokio::test]
+async fn a_probe_whose_answers_are_lost_asks_the_object_who_won() {
+    for seed in 0..50 {
+        let sim = SimStore::in_memory(Profile::INSTANT, seed);
+        let only = Some(RequestKind::Put);
+        sim.set_faults(Faults { lost_answer: 0.5, error: 0.1, only, ..Faults::default() });
+        probe(&sim, &EnvHandle::default()).await.unwrap();
+    }
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    sim.set_faults(Faults { error: 1.0, ..Faults::default() });
+    let error = probe(&sim, &EnvHandle::default()).await.unwrap_err();
+    assert!(matches!(error, StorageError::Io { operation: "write", .. }), "{error}");
 }
 
 #[tokio::test]
@@ -167,7 +231,7 @@ async fn good_stores_pass_the_probe_and_keep_nothing_of_it() {
         let store = open_object_store(url).unwrap();
         probe(&*store, &EnvHandle::default()).await.unwrap();
         assert!(names(&*store).await.is_empty(), "{url}");
-        assert!(store.stats().puts >= 2);
+        assert_eq!((store.stats().puts, store.stats().gets), (16, 1), "{url}");
     }
 }
 
