@@ -177,7 +177,7 @@ impl Collector {
             let applied = dropped.look(state.number, state.epoch, all_applied);
             state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))))
         };
-        garbage.retain(|name| !(self.pinned)(name));
+        garbage.retain(|name| !(self.pinned)(name) && !self.shared.members.pins(name));
         self.delete(garbage, undeleted).await
     }
 
@@ -229,6 +229,7 @@ impl Collector {
     fn move_horizons(&self, moving: &mut BTreeMap<JobId, Epoch>) {
         let now_ms = self.shared.env.now_ms();
         let limit = before(now_ms, self.shared.settings().snapshot_retention);
+        let limit = self.shared.members.reads_from().map_or(limit, |read| read.min(limit));
         let written = |id, bytes| self.shared.written_since(id, bytes);
         let committed = std::mem::take(&mut *self.shared.committed.lock());
         for job in committed {

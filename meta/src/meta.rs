@@ -1,7 +1,7 @@
 //! The handle everybody holds: opening, DDL, reads, and the service workers call.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millrace_common::access::AccessClass;
@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::cluster::{self, Cluster, Connect};
 use crate::compact::{ReadsOfTable, Scheduler, TableClass};
 use crate::error::VoidReason;
 use crate::feed::{self, Follow};
@@ -60,6 +61,8 @@ pub struct MetaOptions {
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// What this process has written for nothing.
     pub given_up: Arc<GivenUp>,
+    /// Whether this process runs all jobs itself; otherwise other processes register with it.
+    pub alone: bool,
     /// What this process does, and where others reach it; empty: nobody does.
     pub roles: Vec<ProcessRole>,
     pub address: String,
@@ -85,6 +88,7 @@ impl MetaOptions {
             table_reads: Arc::new(|_, _| TableReads::MANY),
             pinned: Arc::new(|_| false),
             given_up: Arc::default(),
+            alone: true,
             roles: vec![
                 ProcessRole::Meta,
                 ProcessRole::Frontend,
@@ -128,11 +132,14 @@ pub struct Meta {
     given_up: Arc<GivenUp>,
     gc: GcOptions,
     rewrite: RewriteOptions,
+    /// Of a leader whose jobs run on other processes; set when it starts.
+    pub(crate) cluster: OnceLock<Arc<Cluster>>,
 }
 
 impl Meta {
-    /// Probes the store, reads the log and takes the lead: one record raises the term, registers this process, places
-    /// all jobs on it, which raises their generations, and fences every earlier process.
+    /// Probes the store, reads the log and takes the lead. Alone: one record raises the term, registers this process,
+    /// places all jobs on it, which raises their generations, and fences every earlier process. In a cluster it fences
+    /// earlier leaders only, and jobs stay where they run.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
         let (opened, ()) = futures::try_join!(store.open(), store.probe(options.env.random()))?;
@@ -160,7 +167,11 @@ impl Meta {
             roles: options.roles.iter().map(|role| *role as i32).collect(),
             address: options.address,
         };
-        let first = |state: &MetaState, term| alone(state, term, &process);
+        let _ = shared.is_alone.set(options.alone);
+        let first = |state: &MetaState, term| match options.alone {
+            true => alone(state, term, &process),
+            false => cluster::leading(state, &process),
+        };
         let state = Arc::clone(&shared.state);
         let (log, _) = LogWriter::lead(store.clone(), opened, state, &first, writer).await?;
         shared.set_log(log);
@@ -186,6 +197,7 @@ impl Meta {
             given_up,
             gc,
             rewrite,
+            cluster: OnceLock::new(),
         }))
     }
 
@@ -212,13 +224,45 @@ impl Meta {
         compute: Arc<dyn ComputeService>,
         compactor: Arc<dyn CompactorService>,
     ) -> Result<(), SqlError> {
-        let services = Services { compute: Arc::clone(&compute), compactor };
+        self.set_services(Services { compute: Arc::clone(&compute), compactor })?;
+        let (shared, log) = (Arc::clone(&self.shared), self.store.clone());
+        let number = self.shared.state.read().number;
+        let sender = Sender::new(shared, compute, log, number, self.incarnation);
+        let shutdown = &self.shared.shutdown;
+        spawn("send records", shutdown.clone().run_until_cancelled_owned(sender.run()));
+        self.start_tasks();
+        let ids: Vec<JobId> = self.shared.state.read().jobs.keys().copied().collect();
+        let handles = ids.into_iter().filter_map(|id| self.shared.job(id)).collect::<Vec<_>>();
+        futures::future::join_all(handles.iter().map(|h| h.wait_attempted(START_LIMIT))).await;
+        Ok(())
+    }
+
+    /// The same for jobs that run on other processes: those that the log knows, and those that register from now on.
+    pub async fn start_cluster(
+        self: &Arc<Self>,
+        connect: Arc<dyn Connect>,
+    ) -> Result<(), SqlError> {
+        let cluster = Cluster::new(&self.shared, self.store.clone(), connect);
+        let compute = Arc::clone(&cluster.slot) as Arc<dyn ComputeService>;
+        let compactor = Arc::clone(&cluster.compactors) as Arc<dyn CompactorService>;
+        self.set_services(Services { compute, compactor })?;
+        cluster.start().await;
+        // Set once: the services were.
+        let _ = self.cluster.set(cluster);
+        self.start_tasks();
+        Ok(())
+    }
+
+    fn set_services(&self, services: Services) -> Result<(), SqlError> {
         if self.shared.services.set(services).is_err() {
             return Err(SqlError::internal("meta was started twice"));
         }
         self.shared.stream.open();
-        let number = self.shared.state.read().number;
-        let sender = Sender::new(Arc::clone(&self.shared), compute, self.store.clone(), number);
+        Ok(())
+    }
+
+    /// Drivers and background work.
+    fn start_tasks(&self) {
         self.shared.start_tasks();
         let collector = Collector {
             shared: Arc::clone(&self.shared),
@@ -239,14 +283,9 @@ impl Meta {
             options: self.rewrite,
         };
         let shutdown = &self.shared.shutdown;
-        spawn("send records", shutdown.clone().run_until_cancelled_owned(sender.run()));
         spawn("rewrite segments", shutdown.clone().run_until_cancelled_owned(rewriter.run()));
         spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
         spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
-        let ids: Vec<JobId> = self.shared.state.read().jobs.keys().copied().collect();
-        let handles = ids.into_iter().filter_map(|id| self.shared.job(id)).collect::<Vec<_>>();
-        futures::future::join_all(handles.iter().map(|h| h.wait_attempted(START_LIMIT))).await;
-        Ok(())
     }
 
     /// Stops all drivers; nothing durable needs it.
@@ -279,7 +318,7 @@ impl Meta {
         relation.table_count = options.table_count;
         let (schema, name) = (relation.schema.clone(), relation.name.clone());
         let is_table = relation.kind() == RelationKind::Table;
-        let (or_replace, process) = (options.or_replace, self.incarnation);
+        let (or_replace, process) = (options.or_replace, self.runs_on());
         let entry = CreateRelation { relation, or_replace, process };
         let verdict = self.append(Entry::CreateRelation(entry)).await?;
         let id = match verdict {
@@ -302,6 +341,14 @@ impl Meta {
             handle.wait_attempted(TABLE_START_LIMIT).await;
         }
         Ok(id)
+    }
+
+    /// The process that new jobs run on; 0: there is none.
+    fn runs_on(&self) -> u64 {
+        match self.cluster.get() {
+            None => self.incarnation,
+            Some(cluster) => cluster.slot.incarnation().unwrap_or(0),
+        }
     }
 
     /// All or none; error 2BP01 when something outside the list depends on one inside
@@ -406,8 +453,7 @@ impl Meta {
 
     /// Whether all these relations are exact, and published, at an epoch.
     pub fn exact_at(&self, relations: &[RelationId], epoch: Epoch) -> bool {
-        relations.is_empty()
-            || self.shared.state.read().readable_common(relations, epoch) == Some(epoch)
+        self.shared.state.read().exact_at(relations, epoch)
     }
 
     /// Returns when every running job has committed everything acknowledged before the call.
@@ -453,11 +499,7 @@ impl Meta {
 
     /// The tables that a relation's rows follow from; a table's is itself.
     pub fn tables_behind(&self, id: RelationId) -> Vec<RelationId> {
-        let state = self.shared.state.read();
-        let is_table = |id: &RelationId| {
-            state.relations.get(id).is_some_and(|r| r.kind() == RelationKind::Table)
-        };
-        state.closure(&[id]).into_iter().filter(is_table).collect()
+        self.shared.state.read().tables_behind(id)
     }
 
     /// What a job reads directly.

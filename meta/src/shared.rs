@@ -11,11 +11,11 @@ use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError}
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::{CompactorService, ComputeService};
-use millrace_rpc::stream::Acknowledged;
+use millrace_rpc::stream::{Acknowledged, AppliedRecord};
 use millrace_rpc::version::JobCommit;
 use millrace_storage::given_up::GivenUp;
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -29,13 +29,17 @@ use crate::fold::Verdict;
 use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
+use crate::members::Members;
 use crate::processes::AppliedRecords;
 use crate::relation_changes::RelationChanges;
 use crate::segments::{ListedSizes, RewriteCounters};
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::{JobRecord, MetaState};
-use crate::stream::RecordStream;
+use crate::stream::{RecordStream, applied};
+
+/// Records that are kept for a slow follower; it reads from the bucket what it misses.
+const FOLLOWED_RECORDS: usize = 256;
 
 /// The services a started meta calls.
 #[derive(Clone)]
@@ -90,6 +94,12 @@ pub struct Shared {
     pub given_up: OnceLock<Arc<GivenUp>>,
     /// Of this process; set when it leads.
     pub incarnation: OnceLock<u64>,
+    /// Whether jobs run on this process; set when it leads.
+    pub is_alone: OnceLock<bool>,
+    /// The other processes of a cluster.
+    pub members: Members,
+    /// Those who follow the log.
+    pub followers: broadcast::Sender<AppliedRecord>,
     /// Sizes of objects that earlier incarnations wrote.
     pub listed_sizes: ListedSizes,
     /// Stops everything.
@@ -128,6 +138,9 @@ impl Shared {
             applied: AppliedRecords::default(),
             given_up: OnceLock::new(),
             incarnation: OnceLock::new(),
+            is_alone: OnceLock::new(),
+            members: Members::default(),
+            followers: broadcast::Sender::new(FOLLOWED_RECORDS),
             listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),
         })
@@ -262,7 +275,7 @@ impl Shared {
 
     /// The compute process has applied records. What a job has committed is readable then, unless its generation is
     /// being ended: who is not running is told nothing, and begins with all that is committed.
-    pub fn acknowledge(&self, at: &Acknowledged) {
+    pub fn acknowledge(&self, incarnation: u64, at: &Acknowledged) {
         let handles: Vec<(Arc<JobHandle>, u64)> = {
             let jobs = self.jobs.read();
             let further = self.stream.acknowledge(at).into_iter();
@@ -282,9 +295,7 @@ impl Shared {
             handle.set_applied(*record);
         }
         self.stream.set_applied(at.applied());
-        if let Some(own) = self.incarnation.get() {
-            self.applied.acknowledge(*own, at.applied());
-        }
+        self.applied.acknowledge(incarnation, at.applied());
     }
 
     /// Completes when the worker has applied this record to the job, or the server stops.
@@ -512,6 +523,10 @@ impl Observer for Follower {
     fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
         if let Some(shared) = self.0.upgrade() {
             shared.stream.push(record, verdicts);
+            if shared.followers.receiver_count() > 0 {
+                // Nobody may be there any more.
+                let _ = shared.followers.send(applied(Arc::clone(record), verdicts));
+            }
             shared.folded(record, verdicts);
         }
     }
@@ -531,14 +546,35 @@ impl Shared {
             let catalog = self.catalog();
             self.changes.touch_where(|id| catalog.relation(id).is_none());
         }
-        let changes_processes =
-            |e: &Entry| matches!(e, Entry::RegisterProcess(_) | Entry::FenceProcess(_));
-        if record.entries.iter().any(|e| e.entry.as_ref().is_some_and(changes_processes)) {
+        let has = |wanted: fn(&Entry) -> bool| {
+            record.entries.iter().any(|e| e.entry.as_ref().is_some_and(wanted))
+        };
+        if has(|e| matches!(e, Entry::RegisterProcess(_) | Entry::FenceProcess(_))) {
             self.applied.sync(&self.state.read().processes);
+        }
+        if has(|e| matches!(e, Entry::PlaceJobs(_) | Entry::FenceProcess(_))) {
+            self.end_old_generations();
+        }
+        if self.is_alone.get() == Some(&false)
+            && let Some(own) = self.incarnation.get()
+        {
+            // Nothing here reads what the log drops.
+            self.applied.acknowledge(*own, record.number);
         }
         self.compaction.look_at(touched.edited.iter().copied());
         self.committed.lock().extend(touched.committed);
         self.appended.notify_one();
+    }
+
+    /// Jobs may have been placed elsewhere: drivers end the generations that they run.
+    fn end_old_generations(&self) {
+        let running: Vec<(JobId, Option<Generation>)> =
+            self.jobs.read().iter().map(|(id, handle)| (*id, handle.generation())).collect();
+        for (id, generation) in running {
+            if generation.is_some() && generation != self.generation(id) {
+                self.end_generation(id);
+            }
+        }
     }
 
     /// The log has begun another generation of the job: its driver ends the one before, whatever that is at.

@@ -115,7 +115,7 @@ impl Queue {
 }
 
 /// With the verdicts as they are sent.
-fn applied(record: Arc<LogRecord>, verdicts: &[Verdict]) -> AppliedRecord {
+pub fn applied(record: Arc<LogRecord>, verdicts: &[Verdict]) -> AppliedRecord {
     let outcome = |verdict: &Verdict| match verdict {
         Ok(applied) => EntryOutcome::Applied(applied.epoch),
         Err(reason) => EntryOutcome::Void(reason.to_string()),
@@ -207,6 +207,8 @@ pub struct Sender {
     shared: Arc<Shared>,
     compute: Arc<dyn ComputeService>,
     log: LogStore,
+    /// Of the process.
+    incarnation: u64,
     /// The record that the process needs next.
     next: u64,
     /// As it said last.
@@ -221,13 +223,16 @@ impl Sender {
         compute: Arc<dyn ComputeService>,
         log: LogStore,
         number: u64,
+        incarnation: u64,
     ) -> Sender {
         let acknowledged = Acknowledged { received: number, behind: Vec::new() };
-        Sender { shared, compute, log, next: number + 1, acknowledged, pause: RETRY_MIN }
+        let next = number + 1;
+        Sender { shared, compute, log, incarnation, next, acknowledged, pause: RETRY_MIN }
     }
 
     pub async fn run(mut self) {
-        self.shared.stream.set_applied(self.acknowledged.applied());
+        // What is before, the process will begin with.
+        self.shared.acknowledge(self.incarnation, &self.acknowledged);
         loop {
             match self.shared.stream.next(self.next) {
                 Next::Message(message) => self.send(message).await,
@@ -306,7 +311,7 @@ impl Sender {
         if at.received < self.acknowledged.received {
             return;
         }
-        self.shared.acknowledge(&at);
+        self.shared.acknowledge(self.incarnation, &at);
         self.acknowledged = at;
     }
 }

@@ -1,0 +1,103 @@
+//! Who compacts: compactor processes in turn, and where there is none the compute process.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use millrace_common::{SqlError, SqlState};
+use millrace_rpc::log::MoveParts;
+use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
+use millrace_rpc::version::VersionEdit;
+use parking_lot::Mutex;
+
+type Service = Arc<dyn CompactorService>;
+
+#[derive(Default)]
+struct Known {
+    /// By incarnation, in the order of their registration.
+    compactors: Vec<(u64, Service)>,
+    /// What compute processes offer.
+    computes: Vec<(u64, Service)>,
+    next: usize,
+}
+
+/// See the module.
+#[derive(Default)]
+pub struct Compactors(Mutex<Known>);
+
+impl Compactors {
+    pub fn add_compactor(&self, incarnation: u64, service: Service) {
+        self.0.lock().compactors.push((incarnation, service));
+    }
+
+    pub fn add_compute(&self, incarnation: u64, service: Service) {
+        self.0.lock().computes.push((incarnation, service));
+    }
+
+    pub fn remove(&self, incarnation: u64) {
+        let mut known = self.0.lock();
+        known.compactors.retain(|(id, _)| *id != incarnation);
+        known.computes.retain(|(id, _)| *id != incarnation);
+    }
+
+    fn next(&self) -> Result<Service, SqlError> {
+        let mut known = self.0.lock();
+        let at = known.next;
+        known.next = at.wrapping_add(1);
+        let known = &*known;
+        let of = if known.compactors.is_empty() { &known.computes } else { &known.compactors };
+        let found = of.get(at % of.len().max(1)).map(|(_, service)| Arc::clone(service));
+        found.ok_or_else(|| {
+            SqlError::new(SqlState::CANNOT_CONNECT_NOW, "no process is there that compacts")
+        })
+    }
+}
+
+#[async_trait]
+impl CompactorService for Compactors {
+    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
+        self.next()?.compact(task).await
+    }
+
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        self.next()?.copy_parts(parts).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Named(u64);
+
+    #[async_trait]
+    impl CompactorService for Named {
+        async fn compact(&self, _: CompactionTask) -> Result<VersionEdit, SqlError> {
+            Err(SqlError::internal("not asked for here"))
+        }
+
+        async fn copy_parts(&self, _: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+            Ok(MoveParts { object: self.0.to_string(), ..MoveParts::default() })
+        }
+    }
+
+    async fn asked(all: &Compactors) -> String {
+        all.copy_parts(vec![]).await.map_or_else(|e| e.state.0.to_owned(), |moved| moved.object)
+    }
+
+    #[tokio::test]
+    async fn compactors_take_turns_and_compute_stands_in() {
+        let all = Compactors::default();
+        assert_eq!(asked(&all).await, SqlState::CANNOT_CONNECT_NOW.0);
+        all.add_compute(7, Arc::new(Named(7)));
+        assert_eq!(asked(&all).await, "7");
+        for id in [8, 9] {
+            all.add_compactor(id, Arc::new(Named(id)));
+        }
+        let two = [asked(&all).await, asked(&all).await];
+        assert!(two.contains(&"8".into()) && two.contains(&"9".into()), "{two:?}");
+        all.remove(8);
+        assert_eq!([asked(&all).await, asked(&all).await], ["9", "9"]);
+        all.remove(9);
+        assert_eq!(asked(&all).await, "7");
+    }
+}

@@ -1,0 +1,230 @@
+//! What the leader serves the other processes of a cluster ([`MetaControl`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::StreamExt;
+use millrace_common::{Generation, JobId, RelationId, SqlError};
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
+use millrace_rpc::log::{RegisterProcess, UserChange};
+use millrace_rpc::services::MetaService;
+use millrace_rpc::stream::{AppliedRecord, StreamMessage};
+use millrace_rpc::version::VersionEdit;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, Receiver};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::meta::{CreateOptions, Meta};
+use crate::status::{JobState, JobStatus};
+
+/// Records of one message to a follower, at most.
+const MESSAGE_RECORDS: usize = 64;
+
+impl Meta {
+    fn cluster(&self) -> Result<&Arc<Cluster>, CallError> {
+        let alone = || SqlError::unsupported("other processes beside a standalone server");
+        self.cluster.get().ok_or_else(|| alone().into())
+    }
+
+    /// The log's last record: what was just done is in it or before it.
+    fn number(&self) -> u64 {
+        self.shared.state.read().number
+    }
+
+    fn report(&self, status: JobStatus) -> JobReport {
+        let relation = status.relation.0;
+        let own = self.shared.members.job_report(relation).unwrap_or_default();
+        let reason = self.reason(&status).or(own.reason);
+        let micros = |d: Duration| d.as_micros() as u64;
+        JobReport {
+            relation,
+            state: status.state.name().to_owned(),
+            progress: status.state.progress_percent().map(|p| format!("{}%", p.min(99))),
+            reason,
+            rebuilding: status.is_being_rebuilt(),
+            epoch: status.epoch.0,
+            lag_ms: status.frontier.is_some().then_some(status.lag_ms),
+            watermarks: status.version.watermarks.clone(),
+            rows: status.row_count,
+            commits: status.counters.commits,
+            restarts: status.counters.restarts,
+            barrier_p50_us: micros(status.counters.barrier_p50),
+            barrier_p99_us: micros(status.counters.barrier_p99),
+            published: status.published,
+            staged: status.staged as u64,
+            ..own
+        }
+    }
+
+    fn reason(&self, status: &JobStatus) -> Option<String> {
+        match &status.state {
+            JobState::Failed { reason, .. }
+            | JobState::Stalled { reason, .. }
+            | JobState::Detached { reason } => Some(reason.clone()),
+            JobState::WaitingForInputs { inputs } => {
+                let catalog = self.catalog();
+                let name =
+                    |id: &RelationId| catalog.relation(*id).map(|r| format!("\"{}\"", r.name));
+                let names: Vec<String> = inputs.iter().filter_map(name).collect();
+                Some(format!("waits for {}", names.join(", ")))
+            }
+            JobState::Starting if self.cluster().is_ok_and(|c| c.slot.incarnation().is_none()) => {
+                Some("no compute process is there for it to run on".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What follows, in messages. Records that a slow follower misses it reads from the bucket.
+async fn next_message(
+    mut records: Receiver<AppliedRecord>,
+) -> Option<(StreamMessage, Receiver<AppliedRecord>)> {
+    let first = loop {
+        match records.recv().await {
+            Ok(record) => break record,
+            Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return None,
+        }
+    };
+    let mut message = StreamMessage { records: vec![first], horizons: Vec::new() };
+    while message.records.len() < MESSAGE_RECORDS
+        && let Ok(record) = records.try_recv()
+    {
+        message.records.push(record);
+    }
+    Some((message, records))
+}
+
+#[async_trait]
+impl MetaControl for Meta {
+    async fn register_process(&self, process: RegisterProcess) -> Result<u64, CallError> {
+        self.cluster()?.register(process).await
+    }
+
+    async fn beat(&self, heartbeat: Heartbeat) -> Result<u64, CallError> {
+        self.cluster()?.beat(heartbeat).await
+    }
+
+    /// Begins with the next record, whatever `from` says: who follows reads what is before it from the bucket.
+    async fn follow(&self, _from: u64) -> Result<RecordStream, CallError> {
+        let records: broadcast::Receiver<AppliedRecord> = self.shared.followers.subscribe();
+        let messages = futures::stream::unfold(records, next_message);
+        Ok(messages.map(Ok).boxed())
+    }
+
+    async fn request_cut(&self, job: JobId) -> Result<(), CallError> {
+        MetaService::request_cut(self, job);
+        Ok(())
+    }
+
+    async fn request_compaction(&self, job: JobId) -> Result<(), CallError> {
+        MetaService::request_compaction(self, job);
+        Ok(())
+    }
+
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, CallError> {
+        Ok(MetaService::commit_edit(self, job, generation, edit).await?)
+    }
+
+    async fn report_failure(
+        &self,
+        job: JobId,
+        generation: Generation,
+        error: SqlError,
+    ) -> Result<(), CallError> {
+        MetaService::report_failure(self, job, generation, error);
+        Ok(())
+    }
+
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<(RelationId, u64), CallError> {
+        let options = CreateOptions { table_count, or_replace, if_not_exists: false };
+        let id = self.create_relation(relation, options).await?;
+        Ok((id, self.number()))
+    }
+
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
+        self.drop_relations(&ids).await?;
+        Ok(self.number())
+    }
+
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<u64, CallError> {
+        self.alter_relation(id, options, paused).await?;
+        Ok(self.number())
+    }
+
+    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
+        self.rebuild(id).await?;
+        Ok(self.number())
+    }
+
+    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
+        self.create_schema(name, false).await?;
+        Ok(self.number())
+    }
+
+    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
+        self.drop_schema(name, cascade).await?;
+        Ok(self.number())
+    }
+
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
+        self.set_setting(name, value).await?;
+        Ok(self.number())
+    }
+
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<u64, CallError> {
+        self.set_user(name, change, verifier).await?;
+        Ok(self.number())
+    }
+
+    async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {
+        Ok(self.wait_created(id, &CancellationToken::new()).await?)
+    }
+
+    async fn wait_rebuilt(&self, id: RelationId) -> Result<(), CallError> {
+        Ok(self.wait_rebuilt(id, &CancellationToken::new()).await?)
+    }
+
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Option<Duration>,
+        fresh: bool,
+    ) -> Result<ReadEpoch, CallError> {
+        let epoch = self.read_epoch(ids, timeout, fresh).await?;
+        Ok(ReadEpoch { epoch, record: self.number() })
+    }
+
+    async fn flush(&self) -> Result<(), CallError> {
+        Ok(self.flush().await?)
+    }
+
+    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
+        Ok(self.job_statuses().into_iter().map(|s| self.report(s)).collect())
+    }
+}

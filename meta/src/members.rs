@@ -1,0 +1,121 @@
+//! What the leader knows of the other processes beyond the log: when they last told that they are there, how far they
+//! are, and what they read (docs/design.md §9, §10). It is in memory only: a new leader is told within a heartbeat.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use millrace_common::Epoch;
+use millrace_rpc::control::{Heartbeat, JobReport};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::processes::Processes;
+
+/// A process that has told nothing for so long is fenced.
+pub const PROCESS_LEASE: Duration = Duration::from_secs(10);
+
+#[derive(Clone, Debug)]
+struct Contact {
+    last: Instant,
+    reads_from: Option<Epoch>,
+    pinned: BTreeSet<String>,
+    jobs: Vec<JobReport>,
+}
+
+/// The last heartbeat of each process, by incarnation.
+#[derive(Debug, Default)]
+pub struct Members(Mutex<BTreeMap<u64, Contact>>);
+
+impl Members {
+    /// A process is there as of now, if nothing was known of it: it has just registered, or this process has just begun
+    /// to lead.
+    pub fn begin(&self, incarnation: u64, now: Instant) {
+        let contact =
+            Contact { last: now, reads_from: None, pinned: BTreeSet::new(), jobs: Vec::new() };
+        self.0.lock().entry(incarnation).or_insert(contact);
+    }
+
+    pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
+        let Heartbeat { incarnation, reads_from, pinned, jobs, .. } = heartbeat;
+        let reads_from = reads_from.map(Epoch);
+        let pinned = pinned.into_iter().collect();
+        self.0.lock().insert(incarnation, Contact { last: now, reads_from, pinned, jobs });
+    }
+
+    pub fn forget(&self, incarnation: u64) {
+        self.0.lock().remove(&incarnation);
+    }
+
+    /// The live processes that have told nothing for longer than the lease.
+    pub fn lost(&self, processes: &Processes, now: Instant) -> Vec<u64> {
+        let contacts = self.0.lock();
+        let is_lost = |id: &&u64| {
+            let contact = contacts.get(*id);
+            contact.is_some_and(|c| now.saturating_duration_since(c.last) > PROCESS_LEASE)
+        };
+        processes.live().keys().filter(is_lost).copied().collect()
+    }
+
+    /// The lowest epoch that some process reads; `None`: nothing is known to be read.
+    pub fn reads_from(&self) -> Option<Epoch> {
+        self.0.lock().values().filter_map(|c| c.reads_from).min()
+    }
+
+    /// Whether some process reads this object.
+    pub fn pins(&self, object: &str) -> bool {
+        self.0.lock().values().any(|c| c.pinned.contains(object))
+    }
+
+    /// How its process says that this job is.
+    pub fn job_report(&self, relation: u32) -> Option<JobReport> {
+        let contacts = self.0.lock();
+        let mut reports = contacts.values().rev().flat_map(|c| &c.jobs);
+        reports.find(|j| j.relation == relation).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_rpc::log::RegisterProcess;
+
+    use super::*;
+    use crate::processes::Process;
+
+    fn beat(incarnation: u64) -> Heartbeat {
+        Heartbeat { incarnation, ..Heartbeat::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_silent_for_longer_than_the_lease_is_lost() {
+        let mut processes = Processes::default();
+        for id in 1..=3 {
+            let registration = RegisterProcess { nonce: id, ..RegisterProcess::default() };
+            processes.register(id, Process { registration, epoch: Epoch::ZERO, number: 1 });
+        }
+        let members = Members::default();
+        members.begin(1, Instant::now());
+        members.begin(2, Instant::now());
+        tokio::time::advance(PROCESS_LEASE).await;
+        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0]);
+        members.note(beat(2), Instant::now());
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(members.lost(&processes, Instant::now()), [1], "of 3 nothing is expected yet");
+        processes.fence(1);
+        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0]);
+    }
+
+    #[tokio::test]
+    async fn what_processes_read_is_held() {
+        let members = Members::default();
+        assert_eq!(members.reads_from(), None);
+        let one = Heartbeat { reads_from: Some(9), pinned: vec!["a".into()], ..beat(1) };
+        members.note(one, Instant::now());
+        members.note(Heartbeat { reads_from: Some(7), ..beat(2) }, Instant::now());
+        assert_eq!(members.reads_from(), Some(Epoch(7)));
+        assert!(members.pins("a") && !members.pins("b"));
+        members.note(beat(1), Instant::now());
+        assert!(!members.pins("a"), "it has told that it is done");
+        members.forget(2);
+        assert_eq!(members.reads_from(), None);
+    }
+}
