@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use millrace_common::{Epoch, RelationId, SqlError, SqlState};
+use millrace_common::{Epoch, RelationId, SqlError};
 
 use crate::read::{given_up, shutting_down};
 use crate::shared::Shared;
@@ -53,31 +53,11 @@ pub async fn follow(
         changes.mark_seen();
         {
             let state = shared.state.read();
-            if !state.relations.contains_key(&id) {
-                return Err(SqlError::new(
-                    SqlState::UNDEFINED_TABLE,
-                    "the relation was dropped while its changes were being read",
-                ));
-            }
-            match (state.follow(id, seen), progress) {
-                (Some(change @ Follow::Change(_)), _) => return Ok(change),
-                (Some(Follow::Unchanged(upto)), Some(step))
-                    if upto.millis().saturating_sub(seen.millis()) >= step.as_millis() as u64 =>
-                {
-                    return Ok(Follow::Unchanged(upto));
-                }
-                (unchanged, Some(_)) if due.is_some_and(|due| due <= shared.env.now()) => {
-                    let upto = match unchanged {
-                        Some(Follow::Unchanged(upto)) => upto,
-                        _ => seen,
-                    };
-                    return Ok(Follow::Unchanged(upto));
-                }
-                _ => {}
-            }
-            let mut behind = state.closure(&[id]).into_iter();
-            if let Some(error) = behind.find_map(|id| given_up(shared, &state, id)) {
-                return Err(error);
+            let is_due = due.is_some_and(|due| due <= shared.env.now());
+            let progress = progress.map(|step| (step, is_due));
+            let given_up = |id| given_up(shared, &state, id);
+            if let Some(step) = state.follow_or_fail(id, seen, progress, given_up)? {
+                return Ok(step);
             }
         }
         let silence = async {

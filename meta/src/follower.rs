@@ -10,6 +10,7 @@
 
 mod answers;
 mod error;
+mod reads;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

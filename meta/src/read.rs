@@ -9,7 +9,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, RelationId, SqlError, SqlState};
-use millrace_rpc::catalog::RelationKind;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -225,37 +224,9 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
     None
 }
 
-/// Why no fresh content of the relation will come, or not soon: it is detached or being rebuilt.
+/// See [`MetaState::given_up`].
 pub(crate) fn given_up(shared: &Shared, state: &MetaState, id: RelationId) -> Option<SqlError> {
-    let job = state.jobs.get(&id)?;
-    let relation = state.relations.get(&id)?;
-    if let Some(detached) = &job.version.detached {
-        let kind = match relation.kind() {
-            RelationKind::Sink => "SINK",
-            RelationKind::Index => "INDEX",
-            _ => "MATERIALIZED VIEW",
-        };
-        let (name, rebuild) = (&relation.name, format!("ALTER {kind} {} REBUILD", relation.name));
-        let hint = match job.timeline.anchor() {
-            Some(_) => format!(
-                "{rebuild} brings it up to date. SET read_freshness = 'any' reads its last consistent content."
-            ),
-            None => format!("{rebuild} fills it."),
-        };
-        let message = format!("relation \"{name}\" is detached");
-        return Some(not_ready(message).with_detail(detached.reason.clone()).with_hint(hint));
-    }
-    if !job.version.is_rebuilding() {
-        return None;
-    }
-    let name = &relation.name;
-    Some(
-        not_ready(format!("relation \"{name}\" is not up to date: it is being rebuilt"))
-            .with_detail(progress(shared, id))
-            .with_hint(
-                "Watch it in SHOW JOBS. SET read_freshness = 'any' reads its last consistent content.",
-            ),
-    )
+    state.given_up(id, || progress(shared, id))
 }
 
 /// Why a first scan or rebuild does not begin: something that the job reads is detached.
@@ -438,7 +409,7 @@ pub async fn wait_rebuilt(
     }
 }
 
-fn not_ready(message: String) -> SqlError {
+pub(crate) fn not_ready(message: String) -> SqlError {
     SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
 }
 

@@ -1,6 +1,5 @@
 //! What is told of jobs, sources and the log: SHOW JOBS, SHOW SOURCES, metrics.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_common::{Epoch, Generation, RelationId};
@@ -12,7 +11,7 @@ use crate::meta::Meta;
 use crate::read;
 use crate::segments::RewriteStats;
 use crate::source::SourceState;
-use crate::state::{JobRecord, feed_counter};
+use crate::state::JobRecord;
 use crate::status::{JobState, JobStatus, STALL_AFTER, ahead_of_clock};
 
 /// A source and how far it is.
@@ -81,32 +80,8 @@ impl Meta {
     pub fn source_report(&self, id: RelationId) -> Option<SourceReport> {
         let status = self.shared.source_status(id);
         let state = self.shared.state.read();
-        let source = state.sources.get(&id)?;
-        let job = state.jobs.get(&id);
-        let splits: BTreeSet<u32> = source
-            .newest()
-            .iter()
-            .map(|o| o.split)
-            .chain(status.available.iter().map(|(s, _)| *s))
-            .chain(source.parts.splits.iter().map(|s| s.split))
-            .collect();
-        let splits = splits.into_iter().map(|split| {
-            let start = source.parts.start(split);
-            let fixed = source.newest().iter().find(|o| o.split == split);
-            let available = status.available.iter().find(|(s, _)| *s == split);
-            SplitReport {
-                split,
-                name: source.parts.name(split).to_owned(),
-                start,
-                offset: fixed.map_or(start, |o| o.offset),
-                taken: job.map(|j| {
-                    j.version.counters.get(&feed_counter(split)).copied().unwrap_or(start)
-                }),
-                available: available.map(|(_, end)| *end).filter(|end| *end < u64::MAX),
-            }
-        });
-        let splits = splits.collect();
-        let files = source.parts.files.len();
+        let splits = state.split_reports(id, &status.available)?;
+        let files = state.source_parts(id).files.len();
         Some(SourceReport { state: status.state, reason: status.reason, splits, files })
     }
 

@@ -1,12 +1,16 @@
 //! What the folded state alone answers of the questions that workers and frontends ask meta
 //! ([`MetaService`](millrace_rpc::services::MetaService)): the leader and the followers answer alike.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use millrace_common::{Epoch, RelationId};
+use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::SplitMarkAt;
 use millrace_rpc::services::SourceParts;
-use millrace_rpc::version::ColumnWatermark;
+use millrace_rpc::version::{ColumnWatermark, feed_counter};
 
+use crate::report::SplitReport;
 use crate::state::MetaState;
 
 impl MetaState {
@@ -40,6 +44,53 @@ impl MetaState {
     /// The value of an option of a relation.
     pub fn option(&self, relation: RelationId, name: &str) -> Option<String> {
         self.relations.get(&relation)?.option(name).map(str::to_owned)
+    }
+
+    /// Whether all these relations are exact at an epoch, and what makes them so can be read.
+    pub fn exact_at(&self, relations: &[RelationId], epoch: Epoch) -> bool {
+        relations.is_empty() || self.readable_common(relations, epoch) == Some(epoch)
+    }
+
+    /// The tables that a relation's rows follow from; a table's is itself.
+    pub fn tables_behind(&self, id: RelationId) -> Vec<RelationId> {
+        let is_table = |id: &RelationId| {
+            self.relations.get(id).is_some_and(|r| r.kind() == RelationKind::Table)
+        };
+        self.closure(&[id]).into_iter().filter(is_table).collect()
+    }
+
+    /// A source, or the connector of a table, as far as the log tells; `None`: there is none of this id. `available`: how
+    /// far its splits could go.
+    pub fn split_reports(
+        &self,
+        id: RelationId,
+        available: &[(u32, u64)],
+    ) -> Option<Vec<SplitReport>> {
+        let source = self.sources.get(&id)?;
+        let job = self.jobs.get(&id);
+        let splits: BTreeSet<u32> = source
+            .newest()
+            .iter()
+            .map(|o| o.split)
+            .chain(available.iter().map(|(s, _)| *s))
+            .chain(source.parts.splits.iter().map(|s| s.split))
+            .collect();
+        let report = |split: u32| {
+            let start = source.parts.start(split);
+            let fixed = source.newest().iter().find(|o| o.split == split);
+            let available = available.iter().find(|(s, _)| *s == split);
+            SplitReport {
+                split,
+                name: source.parts.name(split).to_owned(),
+                start,
+                offset: fixed.map_or(start, |o| o.offset),
+                taken: job.map(|j| {
+                    j.version.counters.get(&feed_counter(split)).copied().unwrap_or(start)
+                }),
+                available: available.map(|(_, end)| *end).filter(|end| *end < u64::MAX),
+            }
+        };
+        Some(splits.into_iter().map(report).collect())
     }
 
     /// The stored job graph of a relation.
