@@ -1,8 +1,13 @@
 //! What a frontend needs of the rest of the system, as one trait.
 //!
 //! Purpose: sessions, DDL, DML and batch queries are written against [`Cluster`] and know neither
-//! meta, worker nor store. The process serves it by direct calls ([`crate::local_cluster`]); tests serve it
-//! from memory; a cluster will serve it over the network.
+//! meta, worker nor store. Where all roles are in one process it is served by direct calls
+//! ([`crate::local_cluster`]), elsewhere by log, bucket and network ([`crate::remote_cluster`]).
+
+mod reports;
+pub mod snapshot;
+pub mod source_scan;
+mod statements;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,13 +18,20 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use millrace_common::shared_map::SharedMap;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{Announced, DmlKind, EntryFlag, Load, LoadKind, ReadSet, TableLocks};
+use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
+use millrace_executor::error_sink::ErrorKind;
 use millrace_executor::stats::OperatorStats;
+use millrace_meta::feed::Follow;
+use millrace_meta::processes::Process;
+use millrace_meta::report::SplitReport;
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
-use millrace_rpc::log::UserChange;
+use millrace_rpc::log::{ProcessRole, UserChange};
 use millrace_rpc::version::StatementId;
 use tokio_util::sync::CancellationToken;
+
+pub use self::reports::{job_report, job_row};
+pub use self::statements::{Load, Locks, ReadSet};
 
 /// An immutable copy of the catalog.
 #[derive(Debug, Default)]
@@ -228,6 +240,18 @@ pub struct SplitRow {
     pub available: Option<u64>,
 }
 
+impl From<SplitReport> for SplitRow {
+    fn from(s: SplitReport) -> SplitRow {
+        SplitRow {
+            split: s.split,
+            name: s.name,
+            start: s.start,
+            offset: s.taken.unwrap_or(s.offset),
+            available: s.available.map(|end| end.max(s.offset)).or(s.taken.map(|_| s.offset)),
+        }
+    }
+}
+
 impl SplitRow {
     /// Offsets that are there and not taken in.
     pub fn lag(&self) -> Option<u64> {
@@ -245,8 +269,23 @@ pub struct ProcessRow {
     pub address: String,
     /// Of the record that registered it.
     pub epoch: Epoch,
-    /// Number of the last record of the log that it has applied.
-    pub applied: u64,
+    /// Number of the last record of the log that it has applied; `None`: not known here.
+    pub applied: Option<u64>,
+}
+
+impl ProcessRow {
+    pub fn new(incarnation: u64, process: Process, applied: Option<u64>) -> ProcessRow {
+        let role = |role: ProcessRole| match role {
+            ProcessRole::Unspecified => "unspecified",
+            ProcessRole::Meta => "meta",
+            ProcessRole::Frontend => "frontend",
+            ProcessRole::Compute => "compute",
+            ProcessRole::Compactor => "compactor",
+        };
+        let roles = process.registration.roles().map(role).collect();
+        let (address, epoch) = (process.registration.address, process.epoch);
+        ProcessRow { incarnation, roles, address, epoch, applied }
+    }
 }
 
 /// A line of `millrace_catalog.errors`: failures of one expression of a view with one SQLSTATE.
@@ -259,6 +298,13 @@ pub struct ExpressionError {
     pub samples: Vec<String>,
 }
 
+impl From<ErrorKind> for ExpressionError {
+    fn from(e: ErrorKind) -> ExpressionError {
+        let ErrorKind { place, state: sqlstate, count, samples, .. } = e;
+        ExpressionError { place, sqlstate, count, samples }
+    }
+}
+
 /// What comes next of a relation's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FollowStep {
@@ -268,12 +314,31 @@ pub enum FollowStep {
     Unchanged(Epoch),
 }
 
+impl From<Follow> for FollowStep {
+    fn from(follow: Follow) -> FollowStep {
+        match follow {
+            Follow::Change(epoch) => FollowStep::Change(epoch),
+            Follow::Unchanged(epoch) => FollowStep::Unchanged(epoch),
+        }
+    }
+}
+
 /// Net rows with weights.
 pub type ChangeStream = BoxStream<'static, Result<DeltaChunk, SqlError>>;
 
 #[async_trait]
 pub trait Cluster: Send + Sync + 'static {
     fn catalog(&self) -> Arc<CatalogSnapshot>;
+    /// Returns when the catalog has everything that was acknowledged before. Whether it may be another one than before
+    /// the call. Called before definitions, and when something that a statement names is not known.
+    async fn refresh_catalog(&self) -> Result<bool, SqlError> {
+        Ok(false)
+    }
+    /// Returns when `jobs`, `source_report` and `expression_errors` tell how things are now. Called before statements
+    /// that ask for them, which fail if it does.
+    async fn refresh_reports(&self) -> Result<(), SqlError> {
+        Ok(())
+    }
 
     /// Durable when it returns; the job starts by itself.
     async fn create_relation(
@@ -418,7 +483,7 @@ pub trait Cluster: Send + Sync + 'static {
     ) -> Result<DmlResult, SqlError>;
     /// Makes other statements of these tables wait, and waits for those that are under way. `None`: a table has been
     /// started again meanwhile.
-    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError>;
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<Locks>, SqlError>;
     /// The tables whose rows a relation's rows follow from; a table's is itself.
     fn tables_behind(&self, id: RelationId) -> Vec<RelationId>;
     /// Whether all of these are exact, and readable, at an epoch.

@@ -23,6 +23,7 @@ pub mod error;
 mod fetch_direction;
 pub mod local_cluster;
 pub mod query;
+pub mod remote_cluster;
 pub mod secrets;
 pub mod server;
 pub mod session;
@@ -37,4 +38,5 @@ pub const STACK_BYTES: usize = 32 << 20;
 
 pub use error::FrontendError;
 pub use local_cluster::Direct;
+pub use remote_cluster::{RemoteCluster, RemoteOptions, TableRoutes};
 pub use server::{Frontend, FrontendConfig};

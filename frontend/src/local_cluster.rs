@@ -3,47 +3,34 @@
 mod jobs;
 
 use std::collections::BTreeMap;
-use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{BinaryArray, Int64Array, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
 use async_trait::async_trait;
 use futures::StreamExt;
-use futures::stream::BoxStream;
-use millrace_common::delta::take_rows;
 use millrace_common::{
     DeltaChunk, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
-use millrace_connector::{ReadFrom, SplitReader};
+use millrace_executor::Worker;
 use millrace_executor::dml::{
-    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, Load, LoadKind, ReadSet,
-    TableLocks,
+    Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, LoadKind,
 };
-use millrace_executor::error_sink::ErrorSink;
-use millrace_executor::input::watermark::{SourceWatermark, SplitWatermark};
-use millrace_executor::{ExecError, Worker};
-use millrace_meta::feed::Follow;
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{Catalog, CreateOptions, Meta};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
-use millrace_rpc::log::{ProcessRole, UserChange};
+use millrace_rpc::log::UserChange;
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::StatementId;
-use millrace_storage::{JobStore, ScanBatch, ScanOptions, Snapshot, StateStore, StorageError};
+use millrace_storage::{JobStore, Snapshot, StateStore};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster::source_scan::{SourceAt, scan_source};
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
-    JobRow, ProcessRow, ScanRequest, SourceRow, SplitRow,
+    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, snapshot,
 };
-use crate::query::scan_parts;
-
-/// Rows of a source made at a time.
-const SOURCE_BATCH: usize = 8192;
-/// Key ranges of one scan read at the same time.
-const RANGES_AT_ONCE: usize = 16;
 
 /// All roles in one process.
 pub struct Direct {
@@ -82,82 +69,6 @@ impl Direct {
             let name = catalog.relation(id).map(|r| r.name.clone()).unwrap_or_default();
             Some(format!("source \"{name}\": {reason}"))
         })
-    }
-
-    fn scan_source(
-        &self,
-        relation: &Relation,
-        epoch: Epoch,
-        request: ScanRequest,
-    ) -> Result<BatchStream, SqlError> {
-        let source = millrace_connector::create_source(relation)?;
-        let offsets = self.meta.source_offsets(RelationId(relation.id), epoch);
-        let id = RelationId(relation.id);
-        let parts = self.meta.source_parts(id);
-        let marks = self.meta.source_marks(id, epoch);
-        let watermark =
-            SourceWatermark::of(relation, &request.columns).map_err(ExecError::into_sql)?;
-        let columns = watermark.as_ref().map_or(&request.columns, |w| &w.columns).clone();
-        // What fails is NULL, and told by nobody: this is a query.
-        let errors = request.null_errors.then(|| Arc::new(ErrorSink::default()));
-        let splits = futures::stream::iter(offsets.into_iter().map(move |(split, until)| {
-            let parts = parts.clone();
-            let start = parts.start(split);
-            let at = ReadFrom { split, offset: start, position: None, parts };
-            let reader = source.open(at, &columns).map_err(SqlError::from);
-            let mut progress = SplitWatermark::default();
-            progress.set_floors(split, &marks);
-            let watermark = watermark.clone();
-            let errors = errors.clone();
-            let scan = SplitScan { reader, until, at: start, watermark, errors, progress };
-            futures::stream::unfold(Some(scan), |scan| async move { scan?.next().await })
-        }));
-        Ok(splits.flatten().boxed())
-    }
-}
-
-/// A query's way through one split: the same rows that jobs see, late ones left out.
-struct SplitScan {
-    reader: Result<Box<dyn SplitReader>, SqlError>,
-    until: u64,
-    at: u64,
-    watermark: Option<SourceWatermark>,
-    /// `None`: a generated column that fails is an error.
-    errors: Option<Arc<ErrorSink>>,
-    progress: SplitWatermark,
-}
-
-impl SplitScan {
-    async fn next(mut self) -> Option<(Result<RecordBatch, SqlError>, Option<SplitScan>)> {
-        let reader = match &mut self.reader {
-            Ok(reader) => reader,
-            Err(e) => return Some((Err(e.clone()), None)),
-        };
-        let until = self.until.min(self.progress.raise(self.at));
-        let (batch, after) = match reader.read(until, SOURCE_BATCH).await {
-            Ok(Some(read)) => read,
-            Ok(None) => return None,
-            Err(e) => return Some((Err(SqlError::from(e)), None)),
-        };
-        self.at = after;
-        match self.on_time(batch) {
-            Ok(batch) => Some((Ok(batch), Some(self))),
-            Err(e) => Some((Err(e), None)),
-        }
-    }
-
-    fn on_time(&mut self, batch: RecordBatch) -> Result<RecordBatch, SqlError> {
-        let Some(w) = &self.watermark else { return Ok(batch) };
-        let batch = w.complete(batch, self.errors.as_ref()).map_err(ExecError::into_sql)?;
-        let advanced = w.expr.advance(&batch, &mut self.progress.running);
-        let (stays, _) = advanced.map_err(ExecError::into_sql)?;
-        let asked: Vec<usize> = (0..w.width).collect();
-        let arrow = |e: arrow::error::ArrowError| SqlError::internal(e.to_string());
-        let batch = batch.project(&asked).map_err(arrow)?;
-        match stays {
-            None => Ok(batch),
-            Some(mask) => arrow::compute::filter_record_batch(&batch, &mask).map_err(arrow),
-        }
     }
 }
 
@@ -222,13 +133,7 @@ impl Cluster for Direct {
     fn source_report(&self, id: RelationId) -> Option<SourceRow> {
         let report = self.meta.source_report(id)?;
         let feed = self.worker.feed_error(id);
-        let splits = report.splits.into_iter().map(|s| SplitRow {
-            split: s.split,
-            name: s.name,
-            start: s.start,
-            offset: s.taken.unwrap_or(s.offset),
-            available: s.available.map(|end| end.max(s.offset)).or(s.taken.map(|_| s.offset)),
-        });
+        let splits = report.splits.into_iter().map(SplitRow::from);
         Some(SourceRow {
             state: if feed.is_some() { "failing" } else { report.state.name() },
             reason: feed.map(|e| e.into_parts().message).or(report.reason),
@@ -297,14 +202,7 @@ impl Cluster for Direct {
     }
 
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
-        let all = self.worker.errors(id).into_iter();
-        all.map(|e| ExpressionError {
-            place: e.place,
-            sqlstate: e.state,
-            count: e.count,
-            samples: e.samples,
-        })
-        .collect()
+        self.worker.errors(id).into_iter().map(ExpressionError::from).collect()
     }
 
     async fn scan(
@@ -314,32 +212,16 @@ impl Cluster for Direct {
         request: ScanRequest,
     ) -> Result<BatchStream, SqlError> {
         if relation.kind == RelationKind::Source as i32 {
-            return self.scan_source(relation, epoch, request);
+            let id = RelationId(relation.id);
+            let at = SourceAt {
+                offsets: self.meta.source_offsets(id, epoch),
+                parts: self.meta.source_parts(id),
+                marks: self.meta.source_marks(id, epoch),
+            };
+            return scan_source(relation, at, &request);
         }
         let snapshot = self.snapshot(relation, epoch)?;
-        let table = TableId(relation.first_table_id);
-        if let Some(keys) = request.keys {
-            let found = snapshot.multi_get(table, keys).await.map_err(SqlError::from)?;
-            let batch =
-                found.values.project(&request.columns).map_err(crate::dml::rows::arrow_error)?;
-            return Ok(futures::stream::iter([Ok(batch)]).boxed());
-        }
-        let options = ScanOptions {
-            projection: Some(request.columns),
-            batch_rows: request.limit.map_or(8192, |l| l.clamp(1, 8192)),
-            ..ScanOptions::default()
-        };
-        let batches: BoxStream<'static, _> = match request.ranges {
-            None => snapshot.scan(table, options),
-            Some(ranges) => futures::stream::iter(ranges)
-                .map(move |r| {
-                    let range = Some((Bound::Included(r.from), Bound::Excluded(r.until)));
-                    snapshot.scan(table, ScanOptions { range, ..options.clone() })
-                })
-                .flatten_unordered(RANGES_AT_ONCE)
-                .boxed(),
-        };
-        Ok(counted(batches))
+        Ok(snapshot::told(snapshot::scan(&snapshot, relation, request).await?))
     }
 
     async fn scan_parts(
@@ -348,22 +230,13 @@ impl Cluster for Direct {
         epoch: Epoch,
         request: ScanRequest,
     ) -> Result<Vec<BatchStream>, SqlError> {
-        let whole = request.keys.is_none() && request.ranges.is_none() && request.limit.is_none();
-        if relation.kind == RelationKind::Source as i32 || !whole {
+        if relation.kind == RelationKind::Source as i32 || !snapshot::is_whole(&request) {
             return Ok(vec![self.scan(relation, epoch, request).await?]);
         }
         let snapshot = self.snapshot(relation, epoch)?;
-        let table = TableId(relation.first_table_id);
-        let (rows, bytes) = snapshot.size(table).map_err(SqlError::from)?;
-        let part = |vnodes| {
-            let (snapshot, projection) = (snapshot.clone(), Some(request.columns.clone()));
-            let options =
-                ScanOptions { projection, vnodes: Some(vnodes), ..ScanOptions::default() };
-            // Its runs are opened when it is its turn.
-            let opened = async move { counted(snapshot.scan(table, options)) };
-            futures::stream::once(opened).flatten().boxed()
-        };
-        Ok(scan_parts::parts(rows, bytes).into_iter().map(part).collect())
+        let part =
+            |vnodes| snapshot::told(snapshot::part(&snapshot, relation, &request.columns, vnodes));
+        Ok(snapshot::parts(&snapshot, relation)?.into_iter().map(part).collect())
     }
 
     async fn multi_get(
@@ -381,7 +254,7 @@ impl Cluster for Direct {
     }
 
     fn follow_now(&self, id: RelationId, seen: Epoch) -> Option<FollowStep> {
-        self.meta.follow_now(id, seen).map(step)
+        self.meta.follow_now(id, seen).map(FollowStep::from)
     }
 
     async fn follow(
@@ -390,7 +263,7 @@ impl Cluster for Direct {
         seen: Epoch,
         progress: Option<Duration>,
     ) -> Result<FollowStep, SqlError> {
-        self.meta.follow(id, seen, progress).await.map(step)
+        self.meta.follow(id, seen, progress).await.map(FollowStep::from)
     }
 
     async fn changes(
@@ -428,7 +301,7 @@ impl Cluster for Direct {
         id: StatementId,
         kind: LoadKind,
     ) -> Result<Load, SqlError> {
-        Ok(self.worker.begin_load(table, id, kind).await?)
+        Ok(Load::Here(Box::new(self.worker.begin_load(table, id, kind).await?)))
     }
 
     async fn apply_transaction(
@@ -438,12 +311,13 @@ impl Cluster for Direct {
         read: ReadSet,
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
+        let Some(read) = read.into_local() else { return Ok(DmlResult::Conflict) };
         result_of(self.worker.apply_transaction(id, changes, read, entered).await)
     }
 
-    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<TableLocks>, SqlError> {
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<Locks>, SqlError> {
         match self.worker.lock_tables(tables).await {
-            Ok(locks) => Ok(Some(locks)),
+            Ok(locks) => Ok(Some(Locks::Here(locks))),
             Err(DmlError::Conflict) => Ok(None),
             Err(e) => Err(e.into()),
         }
@@ -472,47 +346,7 @@ fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlErro
     }
 }
 
-fn step(follow: Follow) -> FollowStep {
-    match follow {
-        Follow::Change(epoch) => FollowStep::Change(epoch),
-        Follow::Unchanged(epoch) => FollowStep::Unchanged(epoch),
-    }
-}
-
-/// Rows as often as their multiplicity says.
-fn counted(batches: BoxStream<'static, Result<ScanBatch, StorageError>>) -> BatchStream {
-    batches.map(|b| b.map_err(SqlError::from).and_then(|b| repeat(b.values, &b.weights))).boxed()
-}
-
-/// A row of multiplicity n as n rows.
-fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, SqlError> {
-    if weights.values().iter().all(|w| *w == 1) {
-        return Ok(values);
-    }
-    let indices: UInt32Array = weights
-        .values()
-        .iter()
-        .enumerate()
-        .flat_map(|(i, w)| std::iter::repeat_n(i as u32, usize::try_from(*w).unwrap_or(0)))
-        .collect();
-    if values.num_columns() == 0 {
-        let options = RecordBatchOptions::new().with_row_count(Some(indices.len()));
-        return RecordBatch::try_new_with_options(values.schema(), vec![], &options)
-            .map_err(crate::dml::rows::arrow_error);
-    }
-    take_rows(&values, &indices).map_err(crate::dml::rows::arrow_error)
-}
-
 fn process_row(status: ProcessStatus) -> ProcessRow {
     let ProcessStatus { incarnation, process, applied } = status;
-    let role = |role: ProcessRole| match role {
-        ProcessRole::Unspecified => "unspecified",
-        ProcessRole::Meta => "meta",
-        ProcessRole::Frontend => "frontend",
-        ProcessRole::Compute => "compute",
-        ProcessRole::Compactor => "compactor",
-    };
-    let roles = process.registration.roles().map(role).collect();
-    let (address, epoch) = (process.registration.address, process.epoch);
-    ProcessRow { incarnation, roles, address, epoch, applied }
+    ProcessRow::new(incarnation, process, Some(applied))
 }

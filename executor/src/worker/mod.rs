@@ -34,6 +34,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::dml_service::LocksOfFrontends;
 use self::job::{Job, Kind};
+pub use self::start::{describe_table, rows_table};
 pub(crate) use self::statements::TableSource;
 use self::stream::RecordStream;
 use crate::blackhole::Digest;

@@ -70,8 +70,8 @@ async fn open_detached(
     without_tasks(shared, &start, store)
 }
 
-/// The state of a table, or of a job whose graph cannot be loaded: its rows.
-fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
+/// The state table that has a relation's rows: all that others read of its job.
+pub fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
     let storage = RowStorage::try_from(relation.storage)
         .map_err(|_| SqlError::internal("unknown row storage in the catalog"))?;
     Ok(TableDesc {
@@ -86,6 +86,24 @@ fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
         relation: true,
         retention: None,
     })
+}
+
+/// A state table of a job, and below which time its rows are not kept, for who compacts it without running the job.
+pub fn describe_table(
+    relation: &Relation,
+    version: &JobVersion,
+    table: TableId,
+) -> Result<Option<(TableDesc, Option<i64>)>, ExecError> {
+    let tables = match decode_graph(&relation.graph) {
+        _ if relation.kind() == RelationKind::Table || version.detached.is_some() => {
+            vec![rows_table(relation)?]
+        }
+        Ok(graph) => tables(relation, version, &graph),
+        Err(e) => return Err(ExecError::Sql(e.into())),
+    };
+    let bounds = bounds(version, &tables);
+    let bound = bounds.iter().find(|(id, _)| *id == table).map(|(_, bound)| *bound);
+    Ok(tables.into_iter().find(|t| t.id == table).map(|desc| (desc, bound)))
 }
 
 fn tables(relation: &Relation, version: &JobVersion, graph: &JobGraph) -> Vec<TableDesc> {

@@ -180,7 +180,7 @@ fn processes(t: &SystemTables) -> Option<RecordBatch> {
         let roles: Vec<String> = p.roles.iter().map(|role| (*role).to_owned()).collect();
         row!(rows; incarnation: p.incarnation as i64, roles: roles,
             address: (!p.address.is_empty()).then_some(p.address), epoch: p.epoch.0 as i64,
-            applied_record: p.applied as i64);
+            applied_record: p.applied.map(|n| n as i64));
     }
     rows.finish()
 }

@@ -17,12 +17,13 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, RecordBatch};
 use millrace_common::{DeltaChunk, SqlError, SqlState};
 use millrace_executor::dml::DmlKind;
-use millrace_executor::dml::{DmlError, Load, LoadKind};
+use millrace_executor::dml::{DmlError, LoadKind};
 use millrace_executor::layout::RowLayout;
 use millrace_planner::ParsedStatement;
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{CopySource, CopyTarget, Ident, ObjectName, Statement as Sql};
 
+use crate::cluster::Load;
 use crate::dml::{self, insert, rewrite, rows};
 use crate::session::{Outcome, RowSet, Session};
 use binary::BinaryReader;

@@ -3,7 +3,7 @@
 use arrow::array::RecordBatch;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{DmlError, InsertConflict, Load, LoadKind, OnRepeat, ReadSet};
+use millrace_executor::dml::{DmlError, InsertConflict, LoadKind, OnRepeat};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{DoUpdate, Insert, Query, SetExpr};
 
@@ -16,7 +16,7 @@ use super::insert::{
 };
 use super::spool::Spool;
 use super::update::finish;
-use crate::cluster::BatchStream;
+use crate::cluster::{BatchStream, Load, ReadSet};
 use crate::query::SessionCatalog;
 use crate::session::Session;
 

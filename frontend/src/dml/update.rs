@@ -7,7 +7,7 @@ use arrow::datatypes::DataType;
 use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
 use millrace_executor::dml::DmlKind;
-use millrace_executor::dml::{DmlError, DmlOutcome, Load, LoadKind, OnRepeat, ReadSet};
+use millrace_executor::dml::{DmlError, DmlOutcome, LoadKind, OnRepeat};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
     Delete, Distinct, Expr, FromTable, Query, SelectItem, TableFactor, TableWithJoins, Update,
@@ -19,7 +19,7 @@ use super::attempts::Attempts;
 use super::insert::{assigned_value, assignment_position, set_twice};
 use super::spool::Spool;
 use super::{Done, Evaluated, apply, check_table, returning, rewrite, rows};
-use crate::cluster::BatchStream;
+use crate::cluster::{BatchStream, Load, ReadSet};
 use crate::ddl::generated;
 use crate::query::catalog_view::{SessionCatalog, fold};
 use crate::session::Session;
@@ -237,7 +237,7 @@ pub(super) async fn finish(
     mut load: Load,
     read: Option<ReadSet>,
 ) -> Result<DmlOutcome, DmlError> {
-    load.rest_on(read.ok_or(DmlError::Conflict)?);
+    load.rest_on(read.ok_or(DmlError::Conflict)?)?;
     load.finish(session.step.entered()).await
 }
 

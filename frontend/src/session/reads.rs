@@ -16,12 +16,12 @@ use datafusion::logical_expr::Expr;
 use datafusion::physical_plan::PhysicalExpr;
 use millrace_common::collections::HashSet;
 use millrace_common::{DeltaChunk, Epoch, RelationId, SqlError};
-use millrace_executor::dml::{Filter, Read, ReadRows, ReadSet, TableLocks};
+use millrace_executor::dml::{Filter, Read, ReadRows};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use parking_lot::Mutex;
 
 use super::Session;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Locks, ReadSet};
 use crate::dml::rows;
 
 /// Where scans note what they read; `None`: nobody asks.
@@ -51,7 +51,7 @@ pub struct Reads {
     checks: bool,
     of: BTreeMap<u32, OfRelation>,
     /// Tables whose other statements wait for this one.
-    pub locks: Option<TableLocks>,
+    pub locks: Option<Locks>,
 }
 
 /// What a statement writes to a table: rows whose keys the sequencer checks.

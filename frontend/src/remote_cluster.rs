@@ -1,0 +1,362 @@
+//! [`Cluster`] for a process with a frontend alone (docs/design.md §4, §10): what is committed it reads from log and
+//! bucket, by followers that need nobody else; changes it asks the leader for, and rows it sends to the process that
+//! their table runs on.
+//!
+//! A read names an epoch and the record of the log with which it can be read, and waits until that record is here. So
+//! does a definition with the record that it is answered with: what a session has made it sees. What a session names
+//! and is not known here is looked for at the log's head before it counts as unknown, so definitions wait for no
+//! frontend.
+
+mod leader;
+mod reads;
+mod statements;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
+use async_trait::async_trait;
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError};
+use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
+use millrace_executor::error_sink::ErrorSink;
+use millrace_meta::LogFollower;
+use millrace_meta::settings::Settings;
+use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::control::MetaControl;
+use millrace_rpc::log::UserChange;
+use millrace_rpc::version::StatementId;
+use millrace_storage::VersionFollower;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+pub use self::statements::{HeldLocks, RemoteLoad, TableRoutes};
+use crate::cluster::source_scan::scan_source;
+use crate::cluster::{
+    BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
+    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, job_row,
+};
+
+/// What a frontend's process is made of.
+pub struct RemoteOptions {
+    /// The folded state. Whoever receives the leader's record stream hands it over; without, it is read from the bucket.
+    pub log: Arc<LogFollower>,
+    /// The committed state of jobs. Nothing of it is written.
+    pub versions: Arc<VersionFollower>,
+    /// Calls the leader.
+    pub meta: Arc<dyn MetaControl>,
+    pub routes: Arc<dyn TableRoutes>,
+    pub env: EnvHandle,
+    /// Settings of the cluster that the command line gives, beside those that the log has.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// See the module.
+pub struct RemoteCluster {
+    log: Arc<LogFollower>,
+    versions: Arc<VersionFollower>,
+    meta: Arc<dyn MetaControl>,
+    routes: Arc<dyn TableRoutes>,
+    env: EnvHandle,
+    settings: BTreeMap<String, String>,
+    /// The catalog as sessions see it, of this version of the folded one.
+    catalog: Mutex<Option<(u64, Arc<CatalogSnapshot>)>>,
+    /// How jobs were when the leader was last asked.
+    reports: Mutex<Arc<Vec<JobRow>>>,
+}
+
+impl std::fmt::Debug for RemoteCluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteCluster").field("log", &self.log).finish_non_exhaustive()
+    }
+}
+
+impl RemoteCluster {
+    pub fn new(options: RemoteOptions) -> RemoteCluster {
+        let RemoteOptions { log, versions, meta, routes, env, settings } = options;
+        let (catalog, reports) = (Mutex::default(), Mutex::default());
+        RemoteCluster { log, versions, meta, routes, env, settings, catalog, reports }
+    }
+
+    /// The settings of the cluster as this process knows them.
+    fn cluster_settings(&self) -> Settings {
+        self.log.read(|state| Settings::resolve(&self.settings, &state.settings))
+    }
+}
+
+#[async_trait]
+impl Cluster for RemoteCluster {
+    fn catalog(&self) -> Arc<CatalogSnapshot> {
+        let mut cached = self.catalog.lock();
+        let known = cached.as_ref().map(|(version, _)| *version);
+        let newer = self.log.read(|state| {
+            (known != Some(state.catalog_version)).then(|| {
+                let schemas = state.schemas.iter().cloned().collect();
+                let relations = state.relations.values().cloned().collect();
+                (state.catalog_version, schemas, relations)
+            })
+        });
+        match (newer, cached.take()) {
+            (None, Some((version, snapshot))) => {
+                *cached = Some((version, Arc::clone(&snapshot)));
+                snapshot
+            }
+            (None, None) => Arc::default(),
+            (Some((version, schemas, relations)), previous) => {
+                let previous = previous.map(|(_, snapshot)| snapshot).unwrap_or_default();
+                let snapshot = Arc::new(CatalogSnapshot::after(&previous, schemas, relations));
+                *cached = Some((version, Arc::clone(&snapshot)));
+                snapshot
+            }
+        }
+    }
+
+    async fn refresh_catalog(&self) -> Result<bool, SqlError> {
+        let version = || self.log.read(|state| state.catalog_version);
+        let before = version();
+        self.catch_up().await?;
+        Ok(version() != before)
+    }
+
+    async fn refresh_reports(&self) -> Result<(), SqlError> {
+        let reports = self.ask(|meta| async move { meta.jobs().await }).await?;
+        *self.reports.lock() = Arc::new(reports.into_iter().map(job_row).collect());
+        Ok(())
+    }
+
+    async fn create_relation(
+        &self,
+        relation: Relation,
+        table_count: u32,
+        or_replace: bool,
+    ) -> Result<RelationId, SqlError> {
+        let created = self.meta.create_relation(relation, table_count, or_replace).await;
+        let (id, record) = created.map_err(leader::unknown_change)?;
+        self.see(record).await;
+        Ok(id)
+    }
+
+    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError> {
+        self.changed(self.meta.drop_relations(ids).await).await
+    }
+
+    fn kept_since(&self, relation: RelationId) -> Epoch {
+        self.log.read(|state| state.jobs.get(&relation).map(|job| job.horizon)).unwrap_or_default()
+    }
+
+    async fn alter_relation(
+        &self,
+        id: RelationId,
+        options: Vec<OptionEntry>,
+        paused: Option<bool>,
+    ) -> Result<(), SqlError> {
+        self.changed(self.meta.alter_relation(id, options, paused).await).await
+    }
+
+    async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
+        self.changed(self.meta.rebuild(id).await).await
+    }
+
+    async fn wait_rebuilt(
+        &self,
+        id: RelationId,
+        cancel: CancellationToken,
+    ) -> Result<(), SqlError> {
+        let rebuilt = self.ask(|meta| async move { meta.wait_rebuilt(id).await });
+        leader::unless_cancelled(&cancel, rebuilt).await
+    }
+
+    fn source_report(&self, id: RelationId) -> Option<SourceRow> {
+        self.log.read(|state| {
+            let splits = state.split_reports(id, &[])?.into_iter().map(SplitRow::from);
+            let paused = state.relations.get(&id).is_some_and(|r| r.paused);
+            Some(SourceRow {
+                state: if paused { "paused" } else { "running" },
+                reason: None,
+                splits: splits.collect(),
+                files: state.source_parts(id).files.len(),
+            })
+        })
+    }
+
+    async fn create_schema(&self, name: &str) -> Result<(), SqlError> {
+        self.changed(self.meta.create_schema(name).await).await
+    }
+
+    async fn drop_schema(&self, name: &str) -> Result<(), SqlError> {
+        self.changed(self.meta.drop_schema(name, false).await).await
+    }
+
+    async fn wait_created(
+        &self,
+        id: RelationId,
+        cancel: CancellationToken,
+    ) -> Result<(), SqlError> {
+        let created = self.ask(|meta| async move { meta.wait_created(id).await });
+        leader::unless_cancelled(&cancel, created).await
+    }
+
+    async fn read_epoch(
+        &self,
+        ids: &[RelationId],
+        timeout: Duration,
+        fresh: bool,
+    ) -> Result<Epoch, SqlError> {
+        match fresh {
+            true => self.fresh_epoch(ids, timeout).await,
+            false => self.any_epoch(ids, timeout).await,
+        }
+    }
+
+    async fn flush(&self) -> Result<(), SqlError> {
+        self.ask(|meta| async move { meta.flush().await }).await
+    }
+
+    fn setting(&self, name: &str) -> Option<String> {
+        self.cluster_settings().stored(name)
+    }
+
+    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
+        self.changed(self.meta.set_setting(name, value).await).await
+    }
+
+    fn processes(&self) -> Vec<ProcessRow> {
+        self.log.read(|state| {
+            let live = state.processes.live().iter();
+            live.map(|(id, process)| ProcessRow::new(*id, process.clone(), None)).collect()
+        })
+    }
+
+    fn users(&self) -> BTreeMap<String, Option<String>> {
+        self.log.read(|state| state.users.clone())
+    }
+
+    async fn set_user(
+        &self,
+        name: &str,
+        change: UserChange,
+        verifier: Option<String>,
+    ) -> Result<(), SqlError> {
+        self.changed(self.meta.set_user(name, change, verifier).await).await
+    }
+
+    fn jobs(&self) -> Vec<JobRow> {
+        self.reports.lock().to_vec()
+    }
+
+    fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
+        let version = self.log.read(|state| state.jobs.get(&id).map(|j| Arc::clone(&j.version)));
+        // Counts and first samples are committed with the job's counters.
+        let kinds = version.map(|version| ErrorSink::load(&version.counters).kinds());
+        kinds.unwrap_or_default().into_iter().map(ExpressionError::from).collect()
+    }
+
+    async fn scan(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<BatchStream, SqlError> {
+        match relation.kind == RelationKind::Source as i32 {
+            true => scan_source(relation, self.source_at(relation, epoch), &request),
+            false => self.reader(relation, epoch).scan(request).await,
+        }
+    }
+
+    async fn scan_parts(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        request: ScanRequest,
+    ) -> Result<Vec<BatchStream>, SqlError> {
+        match relation.kind == RelationKind::Source as i32 {
+            true => Ok(vec![scan_source(relation, self.source_at(relation, epoch), &request)?]),
+            false => self.reader(relation, epoch).scan_parts(request).await,
+        }
+    }
+
+    async fn multi_get(
+        &self,
+        relation: &Relation,
+        epoch: Epoch,
+        keys: BinaryArray,
+    ) -> Result<(UInt32Array, RecordBatch), SqlError> {
+        self.reader(relation, epoch).multi_get(keys).await
+    }
+
+    fn follow_now(&self, id: RelationId, seen: Epoch) -> Option<FollowStep> {
+        self.log.follow_now(id, seen).map(FollowStep::from)
+    }
+
+    async fn follow(
+        &self,
+        id: RelationId,
+        seen: Epoch,
+        progress: Option<Duration>,
+    ) -> Result<FollowStep, SqlError> {
+        let behind = leader::Cuts::new(&self.meta);
+        let step = self.log.follow(id, seen, progress, |jobs| behind.ask(jobs)).await?;
+        Ok(step.into())
+    }
+
+    async fn changes(
+        &self,
+        relation: &Relation,
+        from: Epoch,
+        to: Epoch,
+    ) -> Result<ChangeStream, SqlError> {
+        self.reader(relation, from).changes(to).await
+    }
+
+    async fn apply_dml(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        delta: DeltaChunk,
+        kind: DmlKind,
+        entered: &EntryFlag,
+    ) -> Result<DmlResult, SqlError> {
+        self.send_dml(table, id, delta, kind, entered).await
+    }
+
+    fn announce_staged(&self, _: RelationId, _: &RecordBatch) -> Option<Announced> {
+        // Whoever looks ahead does so in the process that the table runs on.
+        None
+    }
+
+    async fn begin_load(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        kind: LoadKind,
+    ) -> Result<Load, SqlError> {
+        Ok(Load::Elsewhere(Box::new(self.send_load(table, id, kind).await?)))
+    }
+
+    async fn apply_transaction(
+        &self,
+        id: StatementId,
+        changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+        read: ReadSet,
+        entered: &EntryFlag,
+    ) -> Result<DmlResult, SqlError> {
+        self.send_transaction(id, changes, read, entered).await
+    }
+
+    async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<Locks>, SqlError> {
+        Ok(self.send_locks(tables).await?.map(Locks::Elsewhere))
+    }
+
+    fn tables_behind(&self, id: RelationId) -> Vec<RelationId> {
+        self.log.read(|state| state.tables_behind(id))
+    }
+
+    fn exact_at(&self, ids: &[RelationId], epoch: Epoch) -> bool {
+        self.log.read(|state| state.exact_at(ids, epoch))
+    }
+
+    async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, SqlError> {
+        self.at_table(table, |process| async move { process.allocate_row_ids(table, n).await })
+            .await
+    }
+}

@@ -1,0 +1,359 @@
+//! Statements to the processes that tables run on.
+//!
+//! A process that refuses a call has done nothing: the log is followed further, which says where the table is now. What
+//! changes nothing is asked again as well when there is no answer. A statement is not: whether it was committed the log
+//! tells by its id, as long as it remembers it, and otherwise nobody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError, SqlState};
+use millrace_executor::dml::{DmlError, DmlKind, DmlOutcome, EntryFlag, LoadKind, Read, ReadRows};
+use millrace_meta::LogFollower;
+use millrace_rpc::call_error::CallError;
+pub use millrace_rpc::dml::HeldLocks;
+use millrace_rpc::dml::{self, DmlAnswer, DmlService, LoadService, TableChange};
+use millrace_rpc::version::StatementId;
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+use super::RemoteCluster;
+use crate::cluster::{DmlResult, Locks, ReadSet};
+
+/// How long a statement waits for its table to run somewhere.
+const TABLE_WAIT: Duration = Duration::from_secs(10);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+/// For how long the commit of a statement is looked for whose process has not answered.
+const OUTCOME_WAIT: Duration = Duration::from_secs(3);
+
+/// Where tables are.
+pub trait TableRoutes: Send + Sync {
+    /// The process that a table runs on, as far as is known here. An error while it runs nowhere.
+    fn process_of(&self, table: RelationId) -> Result<Arc<dyn DmlService>, SqlError>;
+}
+
+impl RemoteCluster {
+    /// The process of a table, once there is one.
+    async fn route(
+        &self,
+        table: RelationId,
+        deadline: Instant,
+    ) -> Result<Arc<dyn DmlService>, SqlError> {
+        loop {
+            let known = self.log.number();
+            let error = match self.routes.process_of(table) {
+                Ok(process) => return Ok(process),
+                Err(error) => error,
+            };
+            if timeout_at(deadline, self.log.changed_since(known)).await.is_err() {
+                return Err(error);
+            }
+        }
+    }
+
+    /// After a call that had no effect: looks where the table is now, or fails when that has taken too long.
+    async fn look_again(&self, error: CallError, deadline: Instant) -> Result<(), SqlError> {
+        if self.env.now() + PAUSE >= deadline {
+            return Err(error.into());
+        }
+        tokio::time::sleep(PAUSE).await;
+        // Where the store does not answer, the stream may tell all the same.
+        let _ = timeout_at(deadline, self.log.catch_up()).await;
+        Ok(())
+    }
+
+    /// Asks the process of a table something that may be asked again.
+    pub(super) async fn at_table<T, F>(
+        &self,
+        table: RelationId,
+        call: impl Fn(Arc<dyn DmlService>) -> F + Send,
+    ) -> Result<T, SqlError>
+    where
+        F: Future<Output = Result<T, CallError>> + Send,
+        T: Send,
+    {
+        let deadline = self.env.now() + TABLE_WAIT;
+        loop {
+            let process = self.route(table, deadline).await?;
+            match call(process).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if is_refused(&error) || error.is_retryable() => {
+                    self.look_again(error, deadline).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends a statement to the process of a table. What came of it.
+    async fn send<F>(
+        &self,
+        (table, id, rows): (RelationId, StatementId, u64),
+        entered: &EntryFlag,
+        call: impl Fn(Arc<dyn DmlService>) -> F + Send,
+    ) -> Result<DmlAnswer, SqlError>
+    where
+        F: Future<Output = Result<DmlAnswer, CallError>> + Send,
+    {
+        let deadline = self.env.now() + TABLE_WAIT;
+        loop {
+            let process = self.route(table, deadline).await?;
+            match call(process).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if is_refused(&error) => self.look_again(error, deadline).await?,
+                Err(error) => return self.outcomes().of(error, id, rows, entered).await,
+            }
+        }
+    }
+
+    fn outcomes(&self) -> Outcomes {
+        Outcomes { log: Arc::clone(&self.log), env: self.env.clone() }
+    }
+
+    pub(super) async fn send_dml(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        delta: DeltaChunk,
+        kind: DmlKind,
+        entered: &EntryFlag,
+    ) -> Result<DmlResult, SqlError> {
+        let rows = rows_of(&delta);
+        let call = |process: Arc<dyn DmlService>| {
+            let delta = delta.clone();
+            async move { process.apply_dml(table, id, delta, kind, entered).await }
+        };
+        Ok(result_of(self.send((table, id, rows), entered, call).await?))
+    }
+
+    pub(super) async fn send_transaction(
+        &self,
+        id: StatementId,
+        changes: Vec<(RelationId, DeltaChunk, DmlKind)>,
+        read: ReadSet,
+        entered: &EntryFlag,
+    ) -> Result<DmlResult, SqlError> {
+        let Ok((read, _locks)) = read_to_send(read) else { return Ok(DmlResult::Conflict) };
+        let written = changes.iter().map(|(table, ..)| *table);
+        let Some(table) = written.chain(read.reads.iter().map(|r| r.table)).next() else {
+            return Err(SqlError::internal("a transaction of no table"));
+        };
+        let rows = changes.iter().map(|(_, delta, _)| rows_of(delta)).sum();
+        let change = |(table, delta, kind)| TableChange { table, kind, delta };
+        let changes: Vec<TableChange> = changes.into_iter().map(change).collect();
+        let call = |process: Arc<dyn DmlService>| {
+            let (changes, read) = (changes.clone(), read.clone());
+            async move { process.apply_transaction(id, changes, read, entered).await }
+        };
+        Ok(result_of(self.send((table, id, rows), entered, call).await?))
+    }
+
+    pub(super) async fn send_load(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        kind: LoadKind,
+    ) -> Result<RemoteLoad, SqlError> {
+        let call =
+            |process: Arc<dyn DmlService>| async move { process.begin_load(table, id, kind).await };
+        let load = self.at_table(table, call).await?;
+        Ok(RemoteLoad::new(load, self.outcomes(), id))
+    }
+
+    pub(super) async fn send_locks(
+        &self,
+        tables: &[RelationId],
+    ) -> Result<Option<HeldLocks>, SqlError> {
+        let Some(first) = tables.first() else {
+            return Err(SqlError::internal("locks of no table"));
+        };
+        let call = |process: Arc<dyn DmlService>| async move { process.lock_tables(tables).await };
+        self.at_table(*first, call).await
+    }
+}
+
+/// Whether the process has done nothing, because another one is meant.
+fn is_refused(error: &CallError) -> bool {
+    matches!(error, CallError::StaleIncarnation { .. } | CallError::StaleTerm { .. })
+}
+
+/// About how many rows a statement changes, where nobody has counted them: of an update its old and new rows are one.
+fn rows_of(delta: &DeltaChunk) -> u64 {
+    let rows = delta.num_rows();
+    let Some(weights) = &delta.weights else { return rows as u64 };
+    let old = weights.values().iter().filter(|w| **w < 0).count();
+    old.max(rows - old) as u64
+}
+
+fn result_of(answer: DmlAnswer) -> DmlResult {
+    match answer {
+        DmlAnswer::Applied { epoch, rows, late } => DmlResult::Applied { epoch, rows, late },
+        DmlAnswer::Conflict => DmlResult::Conflict,
+    }
+}
+
+/// What a statement has read, as it is sent, and the locks, which are held until it has ended. An error: the locks are of
+/// tables in this process.
+fn read_to_send(set: ReadSet) -> Result<(dml::ReadSet, Option<HeldLocks>), DmlError> {
+    let locks = match set.locks {
+        None => None,
+        Some(Locks::Elsewhere(locks)) => Some(locks),
+        Some(Locks::Here(_)) => return Err(DmlError::Conflict),
+    };
+    let read = |read: Read| dml::TableRead {
+        table: read.table,
+        epoch: read.epoch,
+        rows: match read.rows {
+            ReadRows::Keys(keys) => {
+                let mut keys: Vec<Bytes> = keys.iter().map(|k| Bytes::from(k.clone())).collect();
+                keys.sort_unstable();
+                dml::ReadRows::Keys(keys)
+            }
+            // A compiled filter cannot be sent: any row that changes may be one that it lets through.
+            ReadRows::All | ReadRows::Where(_) => dml::ReadRows::All,
+        },
+    };
+    let reads = set.reads.into_iter().map(read).collect();
+    Ok((dml::ReadSet { reads, locks: locks.as_ref().map(|l| l.id) }, locks))
+}
+
+/// Finds out what became of statements.
+struct Outcomes {
+    log: Arc<LogFollower>,
+    env: EnvHandle,
+}
+
+impl Outcomes {
+    /// What a failed call means. Without an answer the log is asked: what it remembers is committed.
+    async fn of(
+        &self,
+        error: CallError,
+        id: StatementId,
+        rows: u64,
+        entered: &EntryFlag,
+    ) -> Result<DmlAnswer, SqlError> {
+        if !error.is_retryable() {
+            return Err(error.into());
+        }
+        // Whoever stops waiting now is told that it may be committed.
+        entered.set();
+        match self.committed(id).await {
+            Some(epoch) => Ok(DmlAnswer::Applied { epoch, rows, late: 0 }),
+            None => Err(unknown_outcome(&error)),
+        }
+    }
+
+    async fn committed(&self, id: StatementId) -> Option<Epoch> {
+        let deadline = self.env.now() + OUTCOME_WAIT;
+        loop {
+            let known = self.log.number();
+            // Where the store does not answer, the stream may tell all the same.
+            let _ = timeout_at(deadline, self.log.catch_up()).await;
+            if let Some(epoch) = self.log.read(|state| state.statements.get(id)) {
+                return Some(epoch);
+            }
+            if self.env.now() >= deadline {
+                return None;
+            }
+            let next = deadline.min(self.env.now() + 10 * PAUSE);
+            let _ = timeout_at(next, self.log.changed_since(known)).await;
+        }
+    }
+}
+
+/// Nobody can say whether the statement was committed.
+fn unknown_outcome(error: &CallError) -> SqlError {
+    SqlError::new(
+        SqlState::TRANSACTION_RESOLUTION_UNKNOWN,
+        format!(
+            "the table's process did not answer while the statement was being committed: {error}"
+        ),
+    )
+    .with_detail("The statement may or may not have been committed.")
+}
+
+/// A load into a table of another process. Dropped, it has no effect.
+pub struct RemoteLoad {
+    /// The lock only makes it shareable; it is never waited for.
+    open: Mutex<OpenLoad>,
+    outcomes: Outcomes,
+    id: StatementId,
+    /// Rows that were sent.
+    rows: u64,
+    has_spilled: bool,
+}
+
+struct OpenLoad {
+    load: Box<dyn LoadService>,
+    /// What is to be told before the next rows.
+    read_at: Option<Epoch>,
+    rests_on: Option<dml::ReadSet>,
+    /// Held until it has ended.
+    locks: Option<HeldLocks>,
+}
+
+impl RemoteLoad {
+    fn new(load: Box<dyn LoadService>, outcomes: Outcomes, id: StatementId) -> RemoteLoad {
+        let open = OpenLoad { load, read_at: None, rests_on: None, locks: None };
+        RemoteLoad { open: Mutex::new(open), outcomes, id, rows: 0, has_spilled: false }
+    }
+
+    pub(crate) fn read_at(&mut self, epoch: Epoch) {
+        self.open.get_mut().read_at = Some(epoch);
+    }
+
+    pub(crate) fn rest_on(&mut self, read: ReadSet) -> Result<(), DmlError> {
+        let (read, locks) = read_to_send(read)?;
+        let open = self.open.get_mut();
+        (open.rests_on, open.locks) = (Some(read), locks);
+        Ok(())
+    }
+
+    pub(crate) fn has_spilled(&self) -> bool {
+        self.has_spilled
+    }
+
+    pub(crate) async fn append(&mut self, rows: DeltaChunk) -> Result<(), DmlError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.rows += rows_of(&rows);
+        let open = self.open.get_mut();
+        open.tell().await?;
+        // Without an answer the load is gone, and with it all that was sent.
+        self.has_spilled = open.load.append(rows).await.map_err(SqlError::from)?;
+        Ok(())
+    }
+
+    pub(crate) async fn finish(self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
+        let RemoteLoad { open, outcomes, id, rows, .. } = self;
+        let mut open = open.into_inner();
+        open.tell().await?;
+        let OpenLoad { load, locks, .. } = open;
+        let answer = match load.finish(entered).await {
+            Ok(answer) => answer,
+            Err(error) => outcomes.of(error, id, rows, entered).await?,
+        };
+        drop(locks);
+        match answer {
+            DmlAnswer::Applied { epoch, rows, late } => {
+                Ok(DmlOutcome { epoch, rows_affected: rows, kept: None, late })
+            }
+            DmlAnswer::Conflict => Err(DmlError::Conflict),
+        }
+    }
+}
+
+impl OpenLoad {
+    async fn tell(&mut self) -> Result<(), DmlError> {
+        if let Some(epoch) = self.read_at.take() {
+            self.load.read_at(epoch).await.map_err(SqlError::from)?;
+        }
+        if let Some(read) = self.rests_on.take() {
+            self.load.rest_on(read).await.map_err(SqlError::from)?;
+        }
+        Ok(())
+    }
+}
