@@ -18,7 +18,7 @@ impl Connection {
     pub(super) async fn extended(&mut self, message: FrontendMessage) -> Result<(), Failure> {
         match message {
             FrontendMessage::Parse(m) => {
-                self.parse(m.name.unwrap_or_default(), &m.query, &m.type_oids)?
+                self.parse(m.name.unwrap_or_default(), &m.query, &m.type_oids).await?
             }
             FrontendMessage::Bind(bind) => self.bind(bind)?,
             FrontendMessage::Describe(m) => {
@@ -49,7 +49,7 @@ impl Connection {
         Ok(())
     }
 
-    fn parse(&mut self, name: String, sql: &str, types: &[u32]) -> Result<(), SqlError> {
+    async fn parse(&mut self, name: String, sql: &str, types: &[u32]) -> Result<(), SqlError> {
         // Of the one without a name the old one is gone even if there will be no new one.
         if name.is_empty() {
             self.session.prepared.remove(&name);
@@ -68,7 +68,12 @@ impl Connection {
             }
         }
         self.begin_statement(sql);
-        let prepared = self.counted(|session| session.prepare(sql, types));
+        let mut prepared = self.counted(|session| session.prepare(sql, types));
+        if let Err(error) = &prepared
+            && self.session.learns_more(error).await
+        {
+            prepared = self.counted(|session| session.prepare(sql, types));
+        }
         self.end_statement();
         let (prepared, held) = prepared?;
         let prepared = Arc::new(prepared.holding(held));

@@ -40,6 +40,7 @@ pub async fn alter(
         let id = RelationId(relation.id);
         match (kind, action) {
             (ObjectKind::Sink, AlterAction::Pause(paused)) => {
+                session.cluster().refresh_reports().await?;
                 check_resumable(session, &relation, *paused)?;
                 session.cluster().alter_relation(id, Vec::new(), Some(*paused)).await?;
                 return Ok(tag);

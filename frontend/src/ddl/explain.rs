@@ -130,6 +130,8 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
     let Some(before) = find() else { return vec![] };
     let started = std::time::Instant::now();
     tokio::time::sleep(WATCHED).await;
+    // The numbers from before are better than none.
+    let _ = session.cluster().refresh_reports().await;
     let Some(job) = find() else { return vec![] };
     let seconds = started.elapsed().as_secs_f64();
     let catalog = session.cluster().catalog();

@@ -129,6 +129,7 @@ fn rebuilding(jobs: &[JobRow]) -> Vec<RelationId> {
 
 async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
     let cluster = session.cluster();
+    cluster.refresh_reports().await?;
     // Nobody waits for one that was told to wait itself.
     for id in creating(&cluster.jobs(), |state| state != PAUSED) {
         wait_created(session, id, session.cancel.clone()).await?;
@@ -141,6 +142,7 @@ async fn wait_for_all(session: &Session) -> Result<(), SqlError> {
 
 /// Cancelling a job under creation removes its relation.
 async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError> {
+    session.cluster().refresh_reports().await?;
     let creating = creating(&session.cluster().jobs(), |_| true);
     for id in ids {
         if !creating.contains(&RelationId(*id)) {

@@ -30,6 +30,8 @@ pub async fn wait_created(
         match tokio::time::timeout(EVERY, &mut created).await {
             Ok(result) => return result,
             Err(_) => {
+                // What is not known is not told.
+                let _ = cluster.refresh_reports().await;
                 if let Some(message) = told(cluster.as_ref(), id, begun.elapsed()) {
                     session.live.tell(SqlError::new(SqlState::SUCCESS, message));
                 }

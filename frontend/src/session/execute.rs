@@ -10,6 +10,7 @@ use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DataType, DiscardObject, Expr, Ident, ObjectName, Statement as Sql};
 
+use super::known::can_be_tried_again;
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
 use crate::{copy, ddl, dml};
@@ -24,7 +25,13 @@ impl Session {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
-        let result = self.execute_statement(parsed, values).await;
+        let mut result = self.execute_statement(parsed, values).await;
+        if let Err(error) = &result
+            && can_be_tried_again(&parsed.statement)
+            && self.learns_more(error).await
+        {
+            result = Box::pin(self.execute_statement(parsed, values)).await;
+        }
         let result = result.map(|outcome| self.in_zone(outcome));
         result.map_err(|e| locate::in_statement(e, parsed))
     }
@@ -35,6 +42,7 @@ impl Session {
         values: &[ArrayRef],
     ) -> Result<Outcome, SqlError> {
         self.queried |= takes_snapshot(&parsed.statement);
+        self.refresh_reports_for(parsed).await?;
         match &parsed.statement {
             Statement::Sql(sql) => {
                 // The parameters of PREPARE are given at EXECUTE.
@@ -77,6 +85,7 @@ impl Session {
             statement => {
                 self.refuse_in_block(noun(statement))?;
                 self.commit_implicit().await?;
+                self.cluster().refresh_catalog().await?;
                 ddl::execute(self, statement, &parsed.text).await
             }
         }

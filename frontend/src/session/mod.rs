@@ -7,6 +7,7 @@ pub mod advisory;
 pub mod cursor;
 pub mod execute;
 pub mod feed;
+mod known;
 pub mod live;
 pub mod outcome;
 pub mod params;

@@ -1,0 +1,93 @@
+//! What a statement rests on that others may have changed: where it is kept by another process, it is asked for.
+
+use millrace_common::{SqlError, SqlState};
+use millrace_planner::ast::Show;
+use millrace_planner::parser::with_changes_rows;
+use millrace_planner::{ParsedStatement, Statement};
+use sqlparser::ast::Statement as Sql;
+
+use super::Session;
+
+/// Tables of `millrace_catalog` that tell how jobs are.
+const REPORTS: [&str; 4] = ["jobs", "watermarks", "state_tables", "lookahead"];
+
+impl Session {
+    /// Before a statement that asks how jobs are.
+    pub(super) async fn refresh_reports_for(
+        &self,
+        parsed: &ParsedStatement,
+    ) -> Result<(), SqlError> {
+        match asks_for_reports(parsed) {
+            true => self.cluster().refresh_reports().await,
+            false => Ok(()),
+        }
+    }
+
+    /// Whether something that was not known may be known now, so that it is of use to try again.
+    pub(crate) async fn learns_more(&self, error: &SqlError) -> bool {
+        let unknown = [
+            SqlState::UNDEFINED_TABLE,
+            SqlState::UNDEFINED_COLUMN,
+            SqlState::UNDEFINED_OBJECT,
+            SqlState::INVALID_SCHEMA_NAME,
+        ];
+        // If it cannot be looked for, the first error is as true as can be known.
+        unknown.contains(&error.state) && self.cluster().refresh_catalog().await.unwrap_or(false)
+    }
+}
+
+fn asks_for_reports(parsed: &ParsedStatement) -> bool {
+    match &parsed.statement {
+        Statement::Show(show) => matches!(show, Show::Jobs | Show::Sinks(_)),
+        Statement::Explain(explain) => explain.analyze,
+        Statement::Sql(sql) if matches!(sql.as_ref(), Sql::Query(_) | Sql::Declare { .. }) => {
+            let names = |word: &str| contains(&parsed.text, word);
+            names("millrace_catalog") && REPORTS.into_iter().any(names) || names("_size(")
+        }
+        _ => false,
+    }
+}
+
+/// Whether a text has a word, in whatever case.
+fn contains(text: &str, word: &str) -> bool {
+    text.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Whether a statement that names something unknown has done nothing by the time that this shows.
+pub(super) fn can_be_tried_again(statement: &Statement) -> bool {
+    match statement {
+        Statement::Sql(sql) => match sql.as_ref() {
+            // Its parts run one after the other.
+            Sql::Query(query) => !with_changes_rows(query),
+            Sql::Insert(_)
+            | Sql::Update(_)
+            | Sql::Delete(_)
+            | Sql::Copy { .. }
+            | Sql::Declare { .. }
+            | Sql::Prepare { .. }
+            | Sql::Execute { .. } => true,
+            _ => false,
+        },
+        Statement::Show(Show::Setting(_) | Show::AllSettings) => false,
+        Statement::Show(_)
+        | Statement::Describe { .. }
+        | Statement::Explain(_)
+        | Statement::DeclareSubscriptionCursor(_)
+        | Statement::Subscribe(_) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_that_look_at_jobs_are_known() {
+        let asks = |sql: &str| crate::statements::parse(sql).unwrap().iter().all(asks_for_reports);
+        assert!(asks("SHOW JOBS") && asks("select state from Millrace_Catalog.JOBS"));
+        assert!(asks("SELECT pg_relation_size('t')"));
+        assert!(!asks("SELECT * FROM millrace_catalog.relations") && !asks("SELECT * FROM jobs"));
+        assert!(!asks("SHOW TABLES") && !asks("INSERT INTO t VALUES ('millrace_catalog.jobs')"));
+    }
+}
