@@ -61,7 +61,7 @@ pub struct OperatorMetrics {
 pub struct LookaheadMetrics {
     /// Keys of hints that it has taken in.
     pub hinted: Counter,
-    /// Bytes of the hints that were sent to it: encoded keys, their hashes, vnodes and times, and what they carry.
+    /// Bytes of the hints that were sent to it: values of their keys' columns, times, and what they carry beside them.
     pub hint_bytes: Counter,
     /// In memory already: not hinted, or hinted and nothing to read.
     pub resident: Counter,

@@ -19,6 +19,7 @@ pub mod slack;
 pub mod stream_ahead;
 #[cfg(test)]
 mod tests;
+mod times;
 pub mod uncommitted;
 pub mod walker;
 pub mod wiring;
@@ -27,32 +28,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Context;
 
+use arrow::array::{Array, ArrayRef};
 use futures::task::AtomicWaker;
 use millrace_storage::cache::Priority;
 use millrace_storage::{Lookup, ReadClass};
 use parking_lot::Mutex;
+pub use times::HintTimes;
 
-use crate::state::keys::ChunkKeys;
+use crate::state::arena::column_bytes;
 
-/// Keys whose state an operator of a task will need.
+/// Keys of one hint at most.
+pub const HINT_KEYS: usize = 256;
+
+/// Keys whose state an operator of a task will need, as they are sent: their columns, as rows have them. The task that they
+/// reach encodes and hashes them.
 pub struct Hint {
     /// The operator's node in the task's fragment.
     pub node: usize,
     pub port: usize,
-    /// Of vnodes that the task owns.
-    pub keys: ChunkKeys,
-    /// The latest event time of each key's rows (microseconds); empty: the rows bring none.
-    pub times: Vec<i64>,
+    /// Those of the operator's access key, in its order. Of vnodes that the task owns.
+    pub columns: Vec<ArrayRef>,
+    /// The latest event time of each key's rows.
+    pub times: HintTimes,
     pub due: Due,
     /// For what is chained to it. The same key may then come several times.
     pub carried: Option<Arc<chain::Carried>>,
 }
 
 impl Hint {
-    /// Of the encoded keys, their hashes, vnodes and times, and of what is carried.
+    /// How many keys it has.
+    pub fn count(&self) -> usize {
+        self.columns.first().map_or(0, |column| column.len())
+    }
+
+    /// It has some keys, no more than a hint may have, and as many of everything.
+    pub fn is_whole(&self) -> bool {
+        let count = self.count();
+        let carried = self.carried.iter().flat_map(|carried| &carried.columns);
+        let is_even = self.columns.iter().chain(carried).all(|column| column.len() == count);
+        is_even && (1..=HINT_KEYS).contains(&count)
+    }
+
+    /// Of the values of its columns, the times, and what is carried beside the key's own columns.
     pub fn bytes(&self) -> usize {
-        let carried = self.carried.as_ref().map_or(0, |carried| carried.bytes());
-        self.keys.bytes() + size_of_val(self.times.as_slice()) + carried
+        let is_own = |column: &ArrayRef| self.columns.iter().any(|own| Arc::ptr_eq(own, column));
+        let carried = self.carried.iter().flat_map(|carried| &carried.columns);
+        let more: usize = carried.filter(|column| !is_own(column)).map(column_bytes).sum();
+        self.columns.iter().map(column_bytes).sum::<usize>() + self.times.bytes() + more
     }
 }
 

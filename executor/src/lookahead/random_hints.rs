@@ -9,18 +9,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, new_null_array};
-use arrow::datatypes::{DataType, SchemaRef};
+use arrow::datatypes::DataType;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use millrace_common::access::RetentionBy;
+use millrace_common::keys::columns_at;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_graph::{Node, Operator as Op};
 use millrace_storage::MemRun;
 
-use super::{Due, Hint};
+use super::{Due, HINT_KEYS, Hint, HintTimes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
-use crate::state::keys::KeyReader;
 
 /// Chunks whose keys are remembered.
 const RECENT: usize = 32;
@@ -32,8 +32,8 @@ const DELAYED: usize = 16;
 /// See the module.
 pub struct RandomHints {
     inner: Box<dyn Operator>,
-    /// Of the keys of each port.
-    readers: Vec<KeyReader>,
+    /// The key columns of each port.
+    keys: Vec<Vec<usize>>,
     recent: VecDeque<(usize, RecordBatch)>,
     /// Hints of others, by port.
     delayed: Vec<(usize, Hint)>,
@@ -43,22 +43,13 @@ pub struct RandomHints {
 
 impl RandomHints {
     /// Around the operator of a node, if it keeps state by key.
-    pub fn around(
-        inner: Box<dyn Operator>,
-        node: &Node,
-        inputs: &[SchemaRef],
-        env: &EnvHandle,
-    ) -> Result<Box<dyn Operator>, ExecError> {
-        let readers = keys_of(node)
-            .iter()
-            .zip(inputs)
-            .map(|((keys, vnode), schema)| KeyReader::new(schema, keys, vnode))
-            .collect::<Result<Vec<_>, _>>()?;
-        if readers.is_empty() {
-            return Ok(inner);
+    pub fn around(inner: Box<dyn Operator>, node: &Node, env: &EnvHandle) -> Box<dyn Operator> {
+        let keys = keys_of(node);
+        if keys.is_empty() {
+            return inner;
         }
         let (recent, delayed) = (VecDeque::new(), Vec::new());
-        Ok(Box::new(RandomHints { inner, readers, recent, delayed, epoch: 0, env: env.clone() }))
+        Box::new(RandomHints { inner, keys, recent, delayed, epoch: 0, env: env.clone() })
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -73,11 +64,11 @@ impl RandomHints {
             let keys = self.below(KEYS) + 1;
             let from = self.below(batch.num_rows() as u64) as usize;
             let rows = (keys as usize).min(batch.num_rows() - from);
-            let keys = self.readers[*port].read(&batch.slice(from, rows))?;
+            let columns = columns_at(&batch.slice(from, rows), &self.keys[*port]);
             // What is known of a key at one input may be told at another.
             let port = if self.below(4) == 0 { self.other(*port) } else { *port };
             let (times, due) = (self.times(rows), self.due());
-            self.inner.hint(port, &Hint { node: 0, port, keys, times, due, carried: None })?;
+            self.inner.hint(port, &Hint { node: 0, port, columns, times, due, carried: None })?;
         }
         self.release()
     }
@@ -97,13 +88,12 @@ impl RandomHints {
         let times = match self.below(8) {
             0 => return Ok(()),
             1 => 2,
-            2 if self.delayed.len() < DELAYED && port < self.readers.len() => {
-                let copy = self.copy(port, hint)?;
-                self.delayed.push((port, copy));
+            2 if self.delayed.len() < DELAYED => {
+                self.delayed.push((port, copy(hint)));
                 return Ok(());
             }
-            3 if port < self.readers.len() => {
-                let (port, corrupted) = self.corrupt(port, hint)?;
+            3 => {
+                let (port, corrupted) = self.corrupt(port, hint);
                 return self.inner.hint(port, &corrupted);
             }
             _ => 1,
@@ -111,28 +101,38 @@ impl RandomHints {
         (0..times).try_for_each(|_| self.inner.hint(port, hint))
     }
 
-    fn copy(&self, port: usize, hint: &Hint) -> Result<Hint, ExecError> {
-        let keys = self.readers[port].copy(&hint.keys)?;
-        let (times, due, carried) = (hint.times.clone(), hint.due.clone(), hint.carried.clone());
-        Ok(Hint { node: hint.node, port, keys, times, due, carried })
-    }
-
-    /// A hint with another input, other keys, other times, fewer of them, or another epoch; and its input.
-    fn corrupt(&self, port: usize, hint: &Hint) -> Result<(usize, Hint), ExecError> {
-        let mut corrupted = self.copy(port, hint)?;
-        let count = corrupted.keys.hashes.len();
-        match self.below(5) {
-            0 => return Ok((self.other(port), corrupted)),
+    /// A hint with another input, other keys, other times, another epoch, or of another form; and its input.
+    fn corrupt(&self, port: usize, hint: &Hint) -> (usize, Hint) {
+        let mut corrupted = copy(hint);
+        let count = hint.count();
+        match self.below(6) {
+            0 => return (self.other(port), corrupted),
             1 => {
-                let columns = corrupted.keys.columns.iter().map(|column| self.nonsense(column));
-                let other = self.readers[port].read_columns(columns.collect(), count)?;
-                corrupted.keys = other.unwrap_or(corrupted.keys);
+                let columns = hint.columns.iter().map(|column| self.nonsense(column));
+                corrupted.columns = columns.collect();
             }
             2 => corrupted.times = self.times(count),
-            3 => corrupted.times.truncate(self.below(count as u64) as usize),
+            3 => corrupted.times = self.times(self.below(count as u64) as usize),
+            4 => self.deform(&mut corrupted.columns),
             _ => corrupted.due = self.due(),
         }
-        Ok((port, corrupted))
+        (port, corrupted)
+    }
+
+    /// Columns that are none of the operator's keys, or of too many.
+    fn deform(&self, columns: &mut Vec<ArrayRef>) {
+        match self.below(4) {
+            0 => drop(columns.pop()),
+            1 => columns.extend(columns.first().cloned()),
+            2 => {
+                *columns =
+                    columns.iter().map(|c| new_null_array(c.data_type(), HINT_KEYS + 1)).collect()
+            }
+            _ => {
+                *columns =
+                    columns.iter().map(|c| new_null_array(&DataType::Null, c.len())).collect()
+            }
+        }
     }
 
     /// A column of as many values that have nothing to do with these.
@@ -147,13 +147,15 @@ impl RandomHints {
     }
 
     fn other(&self, port: usize) -> usize {
-        (1 - port.min(1)).min(self.readers.len() - 1)
+        (1 - port.min(1)).min(self.keys.len() - 1)
     }
 
-    fn times(&self, keys: usize) -> Vec<i64> {
-        match self.below(2) {
-            0 => Vec::new(),
-            _ => (0..keys).map(|_| self.env.random() as i64 >> 12).collect(),
+    fn times(&self, keys: usize) -> HintTimes {
+        let times = (0..keys).map(|_| self.env.random() as i64 >> 12);
+        match self.below(3) {
+            0 => HintTimes::None,
+            1 => HintTimes::OfKey(self.below(2) as usize),
+            _ => HintTimes::of(&times.collect::<Vec<_>>()),
         }
     }
 
@@ -165,19 +167,20 @@ impl RandomHints {
     }
 }
 
-/// The key columns and vnode columns of each input of a node.
-fn keys_of(node: &Node) -> Vec<(Vec<usize>, Vec<usize>)> {
+fn copy(hint: &Hint) -> Hint {
+    let Hint { node, port, .. } = *hint;
+    let (columns, times) = (hint.columns.clone(), hint.times.clone());
+    Hint { node, port, columns, times, due: hint.due.clone(), carried: hint.carried.clone() }
+}
+
+/// The key columns of each input of a node.
+fn keys_of(node: &Node) -> Vec<Vec<usize>> {
     match &node.op {
-        Op::Aggregate(p) => vec![(p.group.clone(), p.vnode.clone())],
-        Op::TopN(p) => vec![(p.group.clone(), p.vnode.clone())],
-        Op::Window(p) => vec![(p.group.clone(), p.vnode.clone())],
-        Op::Join(p) if !p.null_aware => {
-            [&p.left, &p.right].map(|side| (side.keys.clone(), side.vnode.clone())).to_vec()
-        }
-        Op::Lookup(p) => vec![
-            (p.left_keys.clone(), p.left_vnode.clone()),
-            (p.right.keys.clone(), p.right.vnode.clone()),
-        ],
+        Op::Aggregate(p) => vec![p.group.clone()],
+        Op::TopN(p) => vec![p.group.clone()],
+        Op::Window(p) => vec![p.group.clone()],
+        Op::Join(p) if !p.null_aware => vec![p.left.keys.clone(), p.right.keys.clone()],
+        Op::Lookup(p) => vec![p.left_keys.clone(), p.right.keys.clone()],
         _ => Vec::new(),
     }
 }

@@ -1,6 +1,6 @@
 //! From rows that nobody can read yet to hints: the steps of a lookahead, and the tasks that own its keys.
 //!
-//! A key is hashed before it is encoded: of state that is in memory only hashes are computed and nothing is sent. Two
+//! Only hashes of keys are computed here: of state that is in memory nothing is sent, of other keys their columns. Two
 //! keys of one hash in a chunk are one hint; the other is then read when its rows come. What has been sent for an epoch is
 //! not sent for it again, as far as that is remembered. Where lookaheads are chained to
 //! it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
@@ -23,18 +23,15 @@ use super::operator::OperatorLookahead;
 use super::presence::{Presence, of_input};
 use super::sketch::Sketch;
 use super::slack::{Side, Spot};
-use super::{Due, Hint};
+use super::{Due, HINT_KEYS, Hint, HintTimes};
 use crate::error::ExecError;
 use crate::exchange::owner;
 use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operator::{Operator, OperatorContext, Output};
 use crate::operators::{self, times_of};
 use crate::state::arena::batch_bytes;
-use crate::state::keys::KeyReader;
 use crate::stats::OperatorMetrics;
 
-/// Keys of one hint at most.
-const HINT_KEYS: usize = 256;
 /// Bytes that a hint carries for each key at most.
 const CARRIED_BYTES: usize = 64;
 /// Keys that are remembered as sent for an epoch.
@@ -61,7 +58,8 @@ pub struct Route {
     /// Those that are chained to it.
     chain: Option<Arc<Chain>>,
     time: Option<usize>,
-    reader: KeyReader,
+    /// The position in the key of the column that is the time: it is not sent a second time.
+    time_in_key: Option<usize>,
     /// By number of the task in its fragment.
     tasks: Vec<TaskEnd>,
     metrics: Arc<OperatorMetrics>,
@@ -73,13 +71,10 @@ pub struct Route {
     governor: Arc<MemoryGovernor>,
 }
 
-/// Rows whose keys are sent to one task: by row the hash and vnode of its key, the latest time of the key, and the hash
-/// of what is told once.
+/// Rows whose keys are sent to one task: by row the latest time of the key, and the hash of what is told once.
 #[derive(Default)]
 struct Picked {
     rows: Vec<u32>,
-    hashes: Vec<u64>,
-    vnodes: Vec<Vnode>,
     times: Vec<i64>,
     distinct: Vec<u64>,
 }
@@ -110,8 +105,8 @@ impl Route {
         // Equal lists stay equal: the hash of the key is then that of the vnode.
         let vnode: Vec<usize> = lookahead.vnode.iter().map(at).collect();
         let carried = lookahead.carried.iter().map(at).collect();
-        let reader = KeyReader::new(&lookahead.schema.project(&needed)?, &key, &vnode)?;
         let (node, port, time) = (lookahead.node, lookahead.port, lookahead.time);
+        let time_in_key = lookahead.key.iter().position(|c| Some(*c) == time);
         Ok(Route {
             node,
             port,
@@ -122,7 +117,7 @@ impl Route {
             carried,
             chain: None,
             time,
-            reader,
+            time_in_key,
             tasks,
             metrics,
             side: None,
@@ -222,7 +217,8 @@ impl Route {
         due: &Due,
         sketch: Option<&mut Sketch>,
     ) -> Result<(), ExecError> {
-        let times = self.time.map(|at| times_of(rows.column(at))).transpose()?;
+        let time = self.time.filter(|_| self.time_in_key.is_none());
+        let times = time.map(|at| times_of(rows.column(at))).transpose()?;
         let rows = rows.project(&self.needed)?;
         if !self.sent.0.is_same(due) {
             self.sent.1.clear();
@@ -283,8 +279,6 @@ impl Route {
                     let picked = &mut all[task];
                     place = Some((task, picked.rows.len()));
                     picked.rows.push(row as u32);
-                    picked.hashes.push(hash);
-                    picked.vnodes.extend(vnode);
                     picked.times.extend(times.map(|_| time));
                     picked.distinct.push(distinct);
                 }
@@ -339,14 +333,12 @@ impl Route {
                 break;
             };
             let own = take_rows(rows, &UInt32Array::from(part.to_vec()))?;
-            let of_part = sent..sent + part.len();
-            let hashes = picked.hashes[of_part.clone()].to_vec();
-            let vnodes = picked.vnodes.get(of_part.clone()).unwrap_or_default().to_vec();
+            let times = picked.times.get(sent..sent + part.len()).unwrap_or_default();
             let hint = Hint {
                 node: self.node,
                 port: self.port,
-                keys: self.reader.encode(columns_at(&own, &self.key), hashes, vnodes)?,
-                times: picked.times.get(of_part).unwrap_or_default().to_vec(),
+                columns: columns_at(&own, &self.key),
+                times: self.time_in_key.map_or_else(|| HintTimes::of(times), HintTimes::OfKey),
                 due: due.clone(),
                 carried: self.carried(&own, task, due).map(Arc::new),
             };

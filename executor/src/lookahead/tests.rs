@@ -28,6 +28,7 @@ use crate::operator::OperatorContext;
 use crate::options::ExecOptions;
 use crate::stats::OperatorMetrics;
 
+mod columns;
 mod leaf;
 
 const R: RelationId = RelationId(7);
@@ -115,7 +116,8 @@ impl Tasks {
             restored: Epoch::ZERO,
             first_arrival: 0,
         };
-        let route = Route::new(lookahead, &schema(), ends, Arc::clone(&metrics), &ctx).unwrap();
+        let route =
+            Route::new(lookahead, &lookahead.input, ends, Arc::clone(&metrics), &ctx).unwrap();
         (Tasks { changed, operators, activations, hints, metrics }, route)
     }
 
@@ -141,10 +143,11 @@ impl Tasks {
             let mut told = HashMap::default();
             while let Ok(hint) = hints.try_recv() {
                 assert_eq!((hint.node, hint.port), (2, 1));
-                let keys = hint.keys.columns[0].as_primitive::<Int64Type>();
-                assert!(keys.len() <= 256 && hint.keys.hashes.len() == keys.len());
+                assert!(hint.is_whole());
+                let keys = hint.columns[0].as_primitive::<Int64Type>();
+                let times = hint.times.read(&hint.columns).unwrap();
                 for (at, key) in keys.values().iter().enumerate() {
-                    let known = told.insert(*key, hint.times.get(at).copied());
+                    let known = told.insert(*key, times.get(at).copied());
                     assert!(known.is_none(), "key {key} twice");
                 }
             }
@@ -266,8 +269,9 @@ async fn a_task_without_room_is_told_no_more() {
     route.look(rows(&all), &Due::default()).await.unwrap();
     assert_eq!(ends.told()[0].len(), 512);
     assert_eq!(ends.metrics.lookahead.dropped.get(), 488);
-    let key = 9 + size_of::<u64>() + size_of::<millrace_common::Vnode>() + size_of::<i64>();
-    assert_eq!(ends.metrics.lookahead.hint_bytes.get(), 512 * key as u64, "of what was sent");
+    // Keys with a step of time each; for each of the two hints the latest time and what a step is.
+    let bytes = 512 * (size_of::<i64>() + 1) + 2 * (size_of::<i64>() + 1);
+    assert_eq!(ends.metrics.lookahead.hint_bytes.get(), bytes as u64, "of what was sent");
     // One that has ended is no error.
     ends.hints.clear();
     route.look(rows(&all), &Due::default()).await.unwrap();

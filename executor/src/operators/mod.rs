@@ -79,7 +79,7 @@ pub fn build(node: &Node, input_schemas: &[SchemaRef], ctx: &OperatorContext<'_>
         Ok(if delayed { Box::new(Delayed::new(writer)) } else { Box::new(writer) })
     })?;
     if ctx.options.random_hints {
-        return RandomHints::around(operator, node, input_schemas, &ctx.clock);
+        return Ok(RandomHints::around(operator, node, &ctx.clock));
     }
     Ok(operator)
 }

@@ -6,7 +6,7 @@ use std::ops::Deref;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, RecordBatch};
 use arrow::buffer::BooleanBuffer;
-use arrow::datatypes::Schema;
+use arrow::datatypes::{DataType, Schema};
 use arrow_row::Rows;
 use millrace_common::Vnode;
 use millrace_common::hash::{hash_columns, vnodes};
@@ -101,6 +101,9 @@ pub struct KeyReader {
     columns: Vec<usize>,
     /// Columns whose hash is the vnode; none: vnode 0.
     vnode: Vec<usize>,
+    /// Their positions among the key's columns; `None`: some are not among them.
+    vnode_in_key: Option<Vec<usize>>,
+    types: Vec<DataType>,
     codec: KeyCodec,
 }
 
@@ -123,6 +126,8 @@ impl KeyReader {
         Ok(KeyReader {
             columns: columns.to_vec(),
             vnode: vnode.to_vec(),
+            vnode_in_key: vnode.iter().map(|v| columns.iter().position(|c| c == v)).collect(),
+            types: columns.iter().map(|&c| schema.field(c).data_type().clone()).collect(),
             codec: KeyCodec::for_columns(schema, columns)?,
         })
     }
@@ -161,40 +166,26 @@ impl KeyReader {
         Ok(ChunkKeys { hashes, vnodes, rows, columns })
     }
 
-    /// The keys that key columns make whose hashes and vnodes (none: all in vnode 0) are known.
-    pub fn encode(
-        &self,
-        columns: Vec<ArrayRef>,
-        hashes: Vec<u64>,
-        vnodes: Vec<Vnode>,
-    ) -> Result<ChunkKeys, ExecError> {
-        let rows = self.codec.rows(&columns)?;
-        Ok(ChunkKeys { hashes, vnodes, rows, columns })
-    }
-
-    /// The keys that key columns make. `None`: their vnodes depend on more.
-    pub fn read_columns(
-        &self,
-        columns: Vec<ArrayRef>,
-        keys: usize,
-    ) -> Result<Option<ChunkKeys>, ExecError> {
-        if !self.vnode.is_empty() && self.vnode != self.columns {
-            return Ok(None);
+    /// The keys that key columns of equal length make. `None`: they are none of these keys' columns, or the vnodes depend
+    /// on more.
+    pub fn read_columns(&self, columns: &[ArrayRef]) -> Option<ChunkKeys> {
+        let is_of_type = |(c, t): (&ArrayRef, &DataType)| c.data_type().equals_datatype(t);
+        if columns.len() != self.types.len() || !columns.iter().zip(&self.types).all(is_of_type) {
+            return None;
         }
-        let hashes = hash_columns(&columns, keys)?;
-        let vnodes = if self.vnode.is_empty() { Vec::new() } else { vnodes(&hashes) };
-        let rows = self.codec.rows(&columns)?;
-        Ok(Some(ChunkKeys { hashes, vnodes, rows, columns }))
-    }
-
-    /// Another owner of the same keys.
-    pub fn copy(&self, keys: &ChunkKeys) -> Result<ChunkKeys, ExecError> {
-        Ok(ChunkKeys {
-            hashes: keys.hashes.clone(),
-            vnodes: keys.vnodes.clone(),
-            rows: self.codec.rows(&keys.columns)?,
-            columns: keys.columns.clone(),
-        })
+        let vnode_in_key = self.vnode_in_key.as_ref()?;
+        let keys = columns.first()?.len();
+        let hashes = hash_columns(columns, keys).ok()?;
+        let vnodes = if vnode_in_key.is_empty() {
+            Vec::new()
+        } else if self.vnode == self.columns {
+            vnodes(&hashes)
+        } else {
+            let own = vnode_in_key.iter().map(|&at| columns.get(at).cloned());
+            vnodes(&hash_columns(&own.collect::<Option<Vec<_>>>()?, keys).ok()?)
+        };
+        let rows = self.codec.rows(columns).ok()?;
+        Some(ChunkKeys { hashes, vnodes, rows, columns: columns.to_vec() })
     }
 }
 
@@ -202,12 +193,6 @@ impl ChunkKeys {
     #[inline]
     pub fn vnode(&self, row: usize) -> Vnode {
         self.vnodes.get(row).copied().unwrap_or(0)
-    }
-
-    /// Of the encoded keys, their hashes and their vnodes.
-    pub fn bytes(&self) -> usize {
-        let keys: usize = (0..self.hashes.len()).map(|row| self.key(row).len()).sum();
-        keys + size_of_val(self.hashes.as_slice()) + size_of_val(self.vnodes.as_slice())
     }
 
     /// The encoded key of a row, without vnode.

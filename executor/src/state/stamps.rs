@@ -55,9 +55,11 @@ impl Stamps {
         ChunkStamps { times, ..self.untimed(chunk.num_rows()) }
     }
 
-    /// Of keys that are needed at times to come (microseconds), or at some that have passed; without times: now.
+    /// Of keys that are needed at times to come (microseconds), or at some that have passed; without times, and where
+    /// one is the least: now.
     pub fn at(&mut self, keys: usize, times: &[i64]) -> ChunkStamps {
-        let times = (!times.is_empty()).then(|| TimestampMicrosecondArray::from(times.to_vec()));
+        let time = |time: &i64| (*time != i64::MIN).then_some(*time);
+        let times = (!times.is_empty()).then(|| times.iter().map(time).collect());
         ChunkStamps { times, ..self.untimed(keys) }
     }
 

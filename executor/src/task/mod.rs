@@ -213,16 +213,17 @@ impl Task {
 
     /// Gives a hint to its operator, unless memory is tight.
     fn hint(&mut self, hint: &Hint) -> Result<(), ExecError> {
-        let Some(PlanNode { kind: Kind::Operator(op), metrics, .. }) =
-            self.nodes.get_mut(hint.node)
-        else {
-            return Err(ExecError::internal("a hint for a node that is no operator"));
-        };
-        if self.governor.is_tight() {
-            metrics.lookahead.dropped.add(hint.keys.hashes.len() as u64);
+        let Some(PlanNode { kind, metrics, .. }) = self.nodes.get_mut(hint.node) else {
+            tracing::debug!(node = hint.node, "a hint for a node that there is not");
             return Ok(());
+        };
+        match kind {
+            Kind::Operator(op) if !self.governor.is_tight() => op.hint(hint.port, hint),
+            _ => {
+                metrics.lookahead.dropped.add(hint.count() as u64);
+                Ok(())
+            }
         }
-        op.hint(hint.port, hint)
     }
 
     /// Has the nodes that hold too much until the barrier settle it.

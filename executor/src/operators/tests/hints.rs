@@ -6,6 +6,7 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use futures::FutureExt;
 use millrace_common::access::RetentionBy;
+use millrace_common::keys::columns_at;
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::RowStorage;
@@ -16,13 +17,12 @@ use super::history::{chunk, schema};
 use super::keyed::{Counter, EVENT_TIME, counts_batch, rows, stored};
 use super::model::{PLANTED, join};
 use super::stateful::Subject;
-use crate::lookahead::{Due, Hint};
+use crate::lookahead::{Due, Hint, HintTimes};
 use crate::operator::{Operator, Output};
 use crate::operators::join::MAX_NOTES;
 use crate::options::ExecOptions;
 use crate::state::NOTHING_CACHED;
 use crate::state::keyed::{MAX_BYTES, MAX_ROWS};
-use crate::state::keys::KeyReader;
 use crate::stats::LookaheadStats;
 
 /// A table whose reads complete when the test says so; keys `0..keys` have had as many rows as they say.
@@ -450,13 +450,9 @@ fn announced_rows(subject: &Subject, rows: DeltaChunk) -> Box<dyn Operator> {
     }
     op.barrier(&mut Output::default()).now_or_never().unwrap().unwrap();
     let mut op = subject.restart(Some(op.as_ref()));
-    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
-    let keys = keys.read(&chunk(&[((Some(1), None, None, 0), 1)]).batch).unwrap();
-    op.hint(
-        1,
-        &Hint { node: 0, port: 1, keys, times: Vec::new(), due: Due::default(), carried: None },
-    )
-    .unwrap();
+    let row = chunk(&[((Some(1), None, None, 0), 1)]).batch;
+    let (columns, times, due) = (columns_at(&row, &[0]), HintTimes::None, Due::default());
+    op.hint(1, &Hint { node: 0, port: 1, columns, times, due, carried: None }).unwrap();
     *subject.tables[0].rounds.lock() = 0;
     op
 }

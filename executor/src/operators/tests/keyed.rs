@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
+use arrow::array::{ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema};
 use futures::FutureExt;
 use futures::executor::block_on;
+use millrace_common::keys::columns_at;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::{Found, Lookup};
@@ -19,9 +20,10 @@ use super::model::PLANTED;
 use super::seeded;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::chain::{Carried, chain_to};
 use crate::lookahead::operator::OperatorLookahead;
-use crate::lookahead::{Due, Hint};
-use crate::memory::MemoryGovernor;
+use crate::lookahead::{Due, HINT_KEYS, Hint, HintTimes};
+use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operators::Env;
 use crate::options::{Eviction, ExecOptions};
 use crate::state::fetch::wait;
@@ -160,8 +162,8 @@ impl Counter {
 
     fn announce(&mut self, keys: &[i64], times: Vec<i64>, due: &Due) {
         let chunk = rows(keys.iter().map(|&key| (key, 0)));
-        let keys = self.state.reader(0).read(&chunk.batch).unwrap();
-        let hint = Hint { node: 0, port: 0, keys, times, due: due.clone(), carried: None };
+        let (columns, times) = (columns_at(&chunk.batch, &[0]), HintTimes::of(&times));
+        let hint = Hint { node: 0, port: 0, columns, times, due: due.clone(), carried: None };
         self.state.hint(0, &hint).unwrap();
     }
 
@@ -300,4 +302,53 @@ fn broken_keyed_state_is_noticed() {
     counter.state.keys.set_fetching(fetched[1]);
     let broken = counter.state.check_invariants().unwrap_err();
     assert!(broken.contains("waits for 0 answers"), "{broken}");
+}
+
+#[test]
+fn hints_that_are_none_of_the_operators_are_dropped() {
+    let table = FakeTable::held(counts_batch(Vec::new()).schema(), RowStorage::Keyed);
+    let mut counter = Counter::new(&table, ExecOptions::default());
+    counter.push(rows([(1, 0)].into_iter()));
+    let ints = |keys: i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(0..keys)) };
+    let texts: ArrayRef = Arc::new(StringArray::from(vec!["1", "2"]));
+    let narrow: ArrayRef = Arc::new(arrow::array::Int32Array::from(vec![1, 2]));
+    let hint = |columns: Vec<ArrayRef>| {
+        let (times, due) = (HintTimes::None, Due::default());
+        Hint { node: 0, port: 0, columns, times, due, carried: None }
+    };
+    let timed = |times| Hint { times, ..hint(vec![ints(2)]) };
+    let carried = Carried {
+        chain: chain_to(Vec::new()),
+        columns: vec![ints(1)],
+        due: Due::default(),
+        is_alone: false,
+        account: MemoryGovernor::new(1 << 20).account(MemoryClass::Channel),
+    };
+    let mut dropped = 0;
+    let mut refuse = |port, wrong: Hint, keys: u64| {
+        counter.state.hint(port, &wrong).unwrap();
+        dropped += keys;
+        let counted = counter.metrics.lookahead.read();
+        assert_eq!((counted.dropped, counted.hinted, counted.prefetched), (dropped, 0, 0));
+    };
+    refuse(0, hint(Vec::new()), 1);
+    refuse(0, hint(vec![ints(0)]), 1);
+    refuse(0, hint(vec![ints(2), ints(2)]), 2);
+    refuse(0, hint(vec![ints(2), ints(3)]), 2);
+    refuse(0, hint(vec![texts]), 2);
+    refuse(0, hint(vec![narrow]), 2);
+    refuse(0, hint(vec![ints(HINT_KEYS as i64 + 1)]), HINT_KEYS as u64 + 1);
+    refuse(0, timed(HintTimes::of(&[1, 2, 3])), 2);
+    refuse(0, timed(HintTimes::OfKey(0)), 2);
+    refuse(0, timed(HintTimes::OfKey(7)), 2);
+    refuse(0, Hint { carried: Some(Arc::new(carried)), ..hint(vec![ints(2)]) }, 2);
+    refuse(1, hint(vec![ints(2)]), 2);
+    // One of as many as there may be is taken in, and the row finds its state.
+    counter.state.hint(0, &hint(vec![ints(HINT_KEYS as i64)])).unwrap();
+    assert_eq!(counter.metrics.lookahead.hinted.get(), HINT_KEYS as u64);
+    while table.answer_one(false, false) || table.answer_one(true, false) {
+        counter.turn();
+    }
+    counter.settle();
+    assert_eq!(counter.ran, [0]);
 }

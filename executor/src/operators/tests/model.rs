@@ -13,6 +13,7 @@ use std::time::Duration;
 use arrow::datatypes::{DataType, Field, Schema};
 use futures::FutureExt;
 use millrace_common::fault_injection::{PREFETCH_BUGS, plant};
+use millrace_common::keys::columns_at;
 use millrace_common::{Epoch, random_tests};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::state::accumulator_schema;
@@ -26,11 +27,10 @@ use super::fake::FakeTable;
 use super::hints::{bounds_hold_for_what_was_read_before, due_entries_leave_last};
 use super::history::{Row, ZSet, accumulate, add, chunk, schema};
 use super::stateful::Subject;
-use crate::lookahead::{Due, Hint};
+use crate::lookahead::{Due, Hint, HintTimes};
 use crate::operator::{Operator, Output};
 use crate::options::ExecOptions;
 use crate::state::NOTHING_CACHED;
-use crate::state::keys::KeyReader;
 
 /// Planted bugs are there for all threads: other tests with hints must not run meanwhile.
 pub(crate) static PLANTED: RwLock<()> = RwLock::new(());
@@ -72,7 +72,6 @@ const OTHER: i64 = 2;
 struct Run<'a> {
     model: &'a Model,
     op: Box<dyn Operator>,
-    keys: KeyReader,
     rows: [ZSet<Row>; 2],
     /// Ids of the rows of the key.
     there: [Vec<i64>; 2],
@@ -86,7 +85,6 @@ impl Run<'_> {
         Run {
             model,
             op: model.subject.build(),
-            keys: KeyReader::new(&schema(), &[0], &[0]).unwrap(),
             rows: Default::default(),
             there: Default::default(),
             next_id: 0,
@@ -100,9 +98,10 @@ impl Run<'_> {
         match event {
             Event::Hint(port) => {
                 let row: Row = (Some(KEY), None, None, 0);
-                let keys = self.keys.read(&chunk(&[(row, 1)]).batch).unwrap();
+                let columns = columns_at(&chunk(&[(row, 1)]).batch, &[0]);
                 let due = Due::at(self.epoch + 1);
-                let hint = Hint { node: 0, port, keys, times: Vec::new(), due, carried: None };
+                let times = HintTimes::None;
+                let hint = Hint { node: 0, port, columns, times, due, carried: None };
                 self.op.hint(port, &hint).map_err(|e| e.to_string())
             }
             Event::Row(port) => {

@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use futures::executor::block_on;
+use millrace_common::hash::hash_columns;
+use millrace_common::keys::columns_at;
 use millrace_graph::JoinKind;
 use millrace_rpc::catalog::RowStorage;
 
@@ -13,9 +15,8 @@ use super::model::{PLANTED, join, pairs};
 use super::stateful::Subject;
 use crate::lookahead::operator::OperatorLookahead;
 use crate::lookahead::presence::of_input;
-use crate::lookahead::{Due, Hint};
+use crate::lookahead::{Due, Hint, HintTimes};
 use crate::operator::{Operator, Output};
-use crate::state::keys::{ChunkKeys, KeyReader};
 
 /// A join under way, and what it is of.
 struct Run {
@@ -72,13 +73,9 @@ fn row(id: i64) -> Row {
     (Some(1), Some(id), None, id)
 }
 
-fn keys() -> ChunkKeys {
-    let keys = KeyReader::new(&schema(), &[0], &[0]).unwrap();
-    keys.read(&chunk(&[(row(0), 1)]).batch).unwrap()
-}
-
 fn hint(port: usize) -> Hint {
-    Hint { node: 0, port, keys: keys(), times: Vec::new(), due: Due::at(9), carried: None }
+    let columns = columns_at(&chunk(&[(row(0), 1)]).batch, &[0]);
+    Hint { node: 0, port, columns, times: HintTimes::None, due: Due::at(9), carried: None }
 }
 
 fn at_once() -> FakeTable {
@@ -122,7 +119,7 @@ fn walkers_tell_of_a_key_for_the_side_that_is_not_in_memory() {
     shared.set_behind();
     run.op = run.subject.restart_before(Some(run.op.as_ref()), &shared);
     let presence = shared.presence().expect("rows wait for the job");
-    let hash = keys().hashes[0];
+    let hash = hash_columns(&hint(1).columns, 1).unwrap()[0];
     let are_present = || [0, 1].map(|port| presence.may_be_resident(of_input(hash, port)));
     run.push(0, &[(row(2), 1)]);
     assert_eq!(are_present(), [true, false]);

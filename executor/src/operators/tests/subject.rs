@@ -81,7 +81,7 @@ impl Subject {
         }
         let random = Random(Mutex::new(StdRng::seed_from_u64(self.options.chunk_rows as u64)));
         let random = EnvHandle::new(random);
-        RandomHints::around(operator, &self.node, &self.inputs, &random).unwrap()
+        RandomHints::around(operator, &self.node, &random)
     }
 }
 

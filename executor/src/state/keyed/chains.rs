@@ -11,6 +11,7 @@ use super::{Entries, KeyedState};
 use crate::error::ExecError;
 use crate::lookahead::Hint;
 use crate::lookahead::chain::{Carried, LIST_BYTES, MAX_MATCHES};
+use crate::state::keys::ChunkKeys;
 use crate::state::{KeyTable, Slot};
 
 /// Rows of hints that wait for the entries of their keys at most.
@@ -99,16 +100,16 @@ impl Chains {
 }
 
 impl<E: Entries> KeyedState<E> {
-    /// A hint has been taken in.
-    pub(super) fn chain(&mut self, hint: &Hint) {
+    /// A hint with these keys has been taken in.
+    pub(super) fn chain(&mut self, hint: &Hint, keys: &ChunkKeys) {
         let Some(carried) = &hint.carried else { return };
         if carried.chain.port != hint.port || !carried.chain.is_wanted() {
             return;
         }
         let (mut rows, mut slots) = (Vec::new(), Vec::new());
         let mut list: Option<Option<Arc<List>>> = None;
-        for (row, &hash) in (0u32..).zip(&hint.keys.hashes) {
-            let Some(slot) = self.keys.find(hash, hint.keys.key(row as usize)) else { continue };
+        for (row, &hash) in (0u32..).zip(&keys.hashes) {
+            let Some(slot) = self.keys.find(hash, keys.key(row as usize)) else { continue };
             if self.keys.is_prefetching(slot) || self.keys.is_fetching(slot) {
                 let list = list.get_or_insert_with(|| self.chains.list(carried)).clone();
                 let waits =

@@ -21,7 +21,7 @@ use crate::state::Slot;
 use crate::state::arena::batch_bytes;
 use crate::state::cache::ENTRY_BYTES;
 use crate::state::collected::Gathered;
-use crate::state::keys::storage_keys;
+use crate::state::keys::{ChunkKeys, storage_keys};
 use crate::state::prefetch::{Ahead, AheadAnswer};
 
 /// Rows of a key that are read ahead: one with as many is not kept, since rows may need only some.
@@ -34,6 +34,12 @@ const MAX_KEYS: usize = 8_192;
 const MIN_ENTRY: usize = 128;
 /// So many bytes of an answer are taken in whatever is due.
 const MIN_ROOM: usize = 4 << 10;
+
+/// Of a hint, with their times if there are any.
+struct HintedKeys {
+    keys: ChunkKeys,
+    times: Vec<i64>,
+}
 
 /// What a hint comes to.
 #[derive(Default)]
@@ -51,23 +57,30 @@ impl<E: Entries> KeyedState<E> {
     /// come, or are not to be expected any more. Never waits, and changes no result.
     pub fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
         self.give_up();
-        let count = hint.keys.hashes.len() as u64;
+        let count = hint.count() as u64;
         let metrics = Arc::clone(&self.env.metrics);
         let counted = &metrics.lookahead;
+        let Some(HintedKeys { keys, times }) = self.read_hint(port, hint) else {
+            counted.dropped.add(count.max(1));
+            return Ok(());
+        };
         counted.hinted.add(count);
         if self.keys.is_complete() {
             counted.resident.add(count);
-            self.chain(hint);
+            self.chain(hint, &keys);
             return Ok(());
         }
         if hint.due.has_passed(self.passed) {
             counted.dropped.add(count);
             return Ok(());
         }
-        let mut sorted = self.sort(port, hint);
+        // What only others want is not read for this operator.
+        let is_alone = hint.carried.as_ref().is_some_and(|carried| carried.is_alone);
+        let room = if is_alone { 0 } else { self.room_ahead() };
+        let mut sorted = self.sort(port, &keys, &times, room);
         self.drop_closed(&mut sorted)?;
         counted.resident.add(sorted.resident);
-        if hint.carried.as_ref().is_none_or(|carried| !carried.is_alone) {
+        if !is_alone {
             counted.dropped.add(sorted.dropped);
         }
         for &(slot, _) in &sorted.due {
@@ -75,23 +88,26 @@ impl<E: Entries> KeyedState<E> {
         }
         self.due.mark(&hint.due, port, sorted.due);
         self.collect(sorted.missing, &hint.due)?;
-        self.chain(hint);
+        self.chain(hint, &keys);
         Ok(())
     }
 
-    /// What of a hint's keys is in memory, is being read, and is to be read.
-    fn sort(&mut self, port: usize, hint: &Hint) -> Sorted {
-        let keys = &hint.keys;
-        let stamps = self.stamps.at(keys.hashes.len(), &hint.times);
-        // What only others want is not read for this operator.
-        let is_alone = hint.carried.as_ref().is_some_and(|carried| carried.is_alone);
-        let mut room = if is_alone { 0 } else { self.room_ahead() };
+    /// The keys of a hint; `None`: it is none for this input.
+    fn read_hint(&self, port: usize, hint: &Hint) -> Option<HintedKeys> {
+        let reader = self.readers.get(port).filter(|_| hint.is_whole())?;
+        let keys = reader.read_columns(&hint.columns)?;
+        Some(HintedKeys { keys, times: hint.times.read(&hint.columns)? })
+    }
+
+    /// What of a hint's keys is in memory, is being read, and is to be read: so many of them at most.
+    fn sort(&mut self, port: usize, keys: &ChunkKeys, times: &[i64], mut room: usize) -> Sorted {
+        let stamps = self.stamps.at(keys.hashes.len(), times);
         let mut sorted = Sorted::default();
         let mut seen = HashSet::default();
         for row in 0..keys.hashes.len() {
             let (hash, vnode, key) = (keys.hashes[row], keys.vnode(row), keys.key(row));
             let known = self.keys.find(hash, key);
-            let is_late = hint.times.get(row).is_some_and(|time| self.is_late(port, *time));
+            let is_late = times.get(row).is_some_and(|time| self.is_late(port, *time));
             if is_late || !self.env.vnodes.contains(&vnode) || known.is_none() && room == 0 {
                 sorted.dropped += 1;
                 continue;
