@@ -323,6 +323,10 @@ pub enum ConfigError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("the config file {} is not valid: {message}", path.display())]
     Parse { path: PathBuf, message: String },
+    #[error("{name} is missing: {why}")]
+    Missing { name: &'static str, why: &'static str },
+    #[error("{what} ({name})")]
+    Unsupported { name: &'static str, what: &'static str },
     #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
     Invalid { name: &'static str, value: String, expected: &'static str },
 }

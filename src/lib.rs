@@ -11,6 +11,7 @@ pub mod health;
 pub mod http;
 mod listen;
 mod machine;
+pub mod roles;
 pub mod runtimes;
 pub mod standalone;
 

@@ -6,6 +6,10 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use millrace::roles::{
+    ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
+    RoleConfig,
+};
 use millrace::{Options, Overrides, Standalone};
 
 /// A streaming SQL database: materialized views that stay right and fresh.
@@ -23,6 +27,14 @@ struct Cli {
 enum Command {
     /// Runs all roles in one process (the default)
     Standalone(Options),
+    /// Runs the leader of a cluster: it has the log, and places jobs
+    Meta(ClusterOptions),
+    /// Runs a frontend of a cluster: sessions of psql and drivers
+    Frontend(ClusterOptions),
+    /// Runs a compute process of a cluster: jobs run on it
+    Compute(ClusterOptions),
+    /// Runs a compactor of a cluster: it merges what jobs have written
+    Compactor(ClusterOptions),
     /// Runs a server with a Nexmark stream and five views, and shows what they do
     ///
     /// Its data goes into a temporary directory and away with it, unless --data-dir or --object-store
@@ -93,6 +105,10 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Some(Command::Standalone(options)) => run(options, serve),
+        Some(Command::Meta(options)) => run_role(options, Role::Meta),
+        Some(Command::Frontend(options)) => run_role(options, Role::Frontend),
+        Some(Command::Compute(options)) => run_role(options, Role::Compute),
+        Some(Command::Compactor(options)) => run_role(options, Role::Compactor),
         Some(Command::Demo(demo)) => run_demo(demo),
         Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
@@ -189,11 +205,23 @@ fn run<F: Future<Output = Result<(), String>>>(
     serve: impl FnOnce(millrace::Config) -> F,
 ) -> Result<(), String> {
     let config = options.resolve().map_err(|e| e.to_string())?;
-    allocator::tune(config.memory_limit);
-    let runtime = millrace::runtimes::builder("millrace", config.memory_limit)
+    run_on_threads(config.memory_limit, serve(config))
+}
+
+fn run_role(options: ClusterOptions, role: Role) -> Result<(), String> {
+    let config = options.resolve(role).map_err(|e| e.to_string())?;
+    run_on_threads(config.process.memory_limit, serve_role(config))
+}
+
+fn run_on_threads(
+    memory_limit: usize,
+    serve: impl Future<Output = Result<(), String>>,
+) -> Result<(), String> {
+    allocator::tune(memory_limit);
+    let runtime = millrace::runtimes::builder("millrace", memory_limit)
         .build()
         .map_err(|e| format!("cannot start threads: {e}"))?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve);
     // What is still under way needs no end: nothing durable depends on it, and the process ends now. Tearing the
     // runtime down beneath it would make it panic instead.
     std::mem::forget(runtime);
@@ -213,6 +241,35 @@ async fn serve(config: millrace::Config) -> Result<(), String> {
             Ok(())
         }
         error = server.deposed() => Err(error.to_string()),
+    }
+}
+
+/// A process of a cluster, until it is stopped, or has been fenced or deposed.
+async fn serve_role(config: RoleConfig) -> Result<(), String> {
+    let overrides = Overrides::threads_apart();
+    let text = |e: millrace::StartError| e.to_string();
+    macro_rules! until_ended {
+        ($process:ident, $name:literal) => {{
+            let process = tokio::select! {
+                started = $process::start(config, overrides) => started.map_err(text)?,
+                () = stop_signal() => return Ok(()),
+            };
+            say(&format!(concat!("Millrace ", $name, " is ready on {}"), process.address));
+            tokio::select! {
+                () = stop_signal() => {
+                    tracing::info!("stopping");
+                    process.shutdown().await;
+                    Ok(())
+                }
+                reason = process.ended() => Err(reason),
+            }
+        }};
+    }
+    match config.role {
+        Role::Meta => until_ended!(MetaProcess, "meta"),
+        Role::Frontend => until_ended!(FrontendProcess, "frontend"),
+        Role::Compute => until_ended!(ComputeProcess, "compute"),
+        Role::Compactor => until_ended!(CompactorProcess, "compactor"),
     }
 }
 

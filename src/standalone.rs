@@ -73,6 +73,11 @@ pub enum StartError {
     Listen { address: String, source: std::io::Error },
     #[error("cannot listen on {address}: {source}; give another --http, or --http off")]
     ListenHttp { address: String, source: std::io::Error },
+    #[error(
+        "calls of other processes on {address} would be neither encrypted nor authenticated; listen on 127.0.0.1, or give \
+         --insecure-rpc where nobody else can reach the network"
+    )]
+    InsecureRpc { address: String },
     #[error("cannot encrypt connections: {reason}; check --tls-cert and --tls-key")]
     Tls { reason: String },
     #[error("cannot use --allow-path {}: {source}; name directories that exist", path.display())]
@@ -255,7 +260,7 @@ impl Drop for Standalone {
 }
 
 /// Connections that may be open at a time, such that descriptors are left for everything else.
-fn share_descriptors(config: &Config) -> Shares {
+pub(crate) fn share_descriptors(config: &Config) -> Shares {
     let limit = descriptors::raise_limit();
     let cache = || DiskCacheOptions::new(config.data_dir.join("cache"), config.disk_cache).files();
     let files = if config.disk_cache > 0 { cache() } else { 0 };
@@ -307,7 +312,7 @@ async fn open_state(
     Ok((meta, store))
 }
 
-fn worker_options(
+pub(crate) fn worker_options(
     config: &Config,
     overrides: &Overrides,
     store: &Arc<StateStore>,
@@ -320,7 +325,7 @@ fn worker_options(
 }
 
 /// What the configuration says of it.
-fn frontend_config(config: &Config, shares: Shares) -> FrontendConfig {
+pub(crate) fn frontend_config(config: &Config, shares: Shares) -> FrontendConfig {
     FrontendConfig {
         query_memory: config.memory_limit / 4,
         require_password: config.access.require_password,
@@ -340,7 +345,7 @@ fn http_limits(config: &Config, shares: Shares) -> http::Limits {
 
 /// Gives the user root the password of the configuration. One that it has already stays: it may have been
 /// changed since.
-async fn set_root_password(access: &Access, meta: &Meta) -> Result<(), StartError> {
+pub(crate) async fn set_root_password(access: &Access, meta: &Meta) -> Result<(), StartError> {
     let Some(password) = &access.root_password else { return Ok(()) };
     if meta.catalog().users().get(ROOT).is_some_and(Option::is_some) {
         return Ok(());
@@ -351,7 +356,7 @@ async fn set_root_password(access: &Access, meta: &Meta) -> Result<(), StartErro
 }
 
 /// Where passwords are asked for, the secret that the log keeps.
-async fn own_secret(meta: &Meta, trusting: bool) -> OwnSecret {
+pub(crate) async fn own_secret(meta: &Meta, trusting: bool) -> OwnSecret {
     if trusting {
         return OwnSecret::default();
     }
@@ -364,7 +369,7 @@ async fn own_secret(meta: &Meta, trusting: bool) -> OwnSecret {
 }
 
 /// What somebody who reads the log wants to know first.
-fn tell_start(config: &Config, meta: &Meta, began: Instant) {
+pub(crate) fn tell_start(config: &Config, meta: &Meta, began: Instant) {
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         memory_limit_mib = config.memory_limit >> 20,
@@ -376,7 +381,7 @@ fn tell_start(config: &Config, meta: &Meta, began: Instant) {
 }
 
 /// Takes the data directory for this process; the kernel releases it when the process ends.
-fn lock(data_dir: &Path) -> Result<File, StartError> {
+pub(crate) fn lock(data_dir: &Path) -> Result<File, StartError> {
     let path = data_dir.to_path_buf();
     std::fs::create_dir_all(data_dir)
         .map_err(|source| StartError::DataDir { path: path.clone(), source })?;
@@ -394,7 +399,7 @@ fn lock(data_dir: &Path) -> Result<File, StartError> {
 }
 
 /// Opens the log and takes the lead. Where the store has no space left, some of what is kept aside for that is used.
-async fn take_lead(
+pub(crate) async fn take_lead(
     config: &Config,
     overrides: &Overrides,
     options: impl Fn() -> MetaOptions,
@@ -436,9 +441,9 @@ async fn release(reserve: &Option<Reserve>) -> bool {
     matches!(released, Ok(Ok(true)))
 }
 
-type OpenedStore = (Arc<dyn ObjectStore>, Option<Arc<Metered>>);
+pub(crate) type OpenedStore = (Arc<dyn ObjectStore>, Option<Arc<Metered>>);
 
-fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, StartError> {
+pub(crate) fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, StartError> {
     if let Some(given) = &overrides.object_store {
         return Ok((Arc::clone(given), None));
     }
@@ -447,7 +452,7 @@ fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, Sta
     Ok((Arc::clone(&metered) as Arc<dyn ObjectStore>, Some(metered)))
 }
 
-fn meta_options(
+pub(crate) fn meta_options(
     config: &Config,
     overrides: &Overrides,
     store: Arc<dyn ObjectStore>,
@@ -536,7 +541,7 @@ fn read_limits(config: &Config) -> ReadLimits {
 
 /// How the memory limit is dealt out: a quarter each for blocks, state caches and queries; the rest
 /// for memory runs, channels and what the allocator keeps.
-fn store_options(
+pub(crate) fn store_options(
     config: &Config,
     overrides: &Overrides,
     store: Arc<dyn ObjectStore>,

@@ -2,7 +2,8 @@
 //! answers with the edit that swaps runs. Nothing it writes counts until that edit is committed, so a
 //! task may be lost, repeated or done twice.
 //!
-//! It runs inside a process that has the job open, and takes the tables' schemas from there.
+//! Inside a process that has the job open it takes the tables' schemas from there. Elsewhere it is given a way to
+//! learn them ([`Tables`]); what it replaces is then what the log names, which every process applies in its order.
 
 // Tests may take what clippy.toml keeps from the engine.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -37,6 +38,8 @@ pub enum CompactorError {
     InputsMissing { task: u64 },
     #[error("runs that are to be moved have not come to the open job {job}")]
     PartsMissing { job: JobId },
+    #[error("the state table of a compaction task cannot be described: {0}")]
+    Description(SqlError),
     #[error("the compactor is shutting down")]
     ShuttingDown,
     #[error(transparent)]
@@ -52,10 +55,17 @@ impl From<CompactorError> for SqlError {
     }
 }
 
+/// Describes the state table of a task where its job is not open, and below which time its rows are not kept.
+pub type Tables = Arc<
+    dyn Fn(&CompactionTask) -> Result<Option<(TableDesc, Option<i64>)>, SqlError> + Send + Sync,
+>;
+
 /// Does compactions, a few at a time.
 pub struct Compactor {
     store: Arc<StateStore>,
     slots: Semaphore,
+    /// `None`: jobs are open here.
+    tables: Option<Tables>,
 }
 
 impl Compactor {
@@ -64,14 +74,28 @@ impl Compactor {
     }
 
     pub fn with_parallelism(store: Arc<StateStore>, parallelism: usize) -> Compactor {
-        Compactor { store, slots: Semaphore::new(parallelism.max(1)) }
+        Compactor { store, slots: Semaphore::new(parallelism.max(1)), tables: None }
+    }
+
+    /// One in a process that runs no jobs.
+    pub fn elsewhere(store: Arc<StateStore>, tables: Tables) -> Compactor {
+        Compactor { tables: Some(tables), ..Compactor::new(store) }
     }
 
     async fn run(&self, task: CompactionTask) -> Result<VersionEdit, CompactorError> {
         let desc = self.table(&task)?;
-        self.wait_for_inputs(&task).await?;
+        if self.tables.is_none() {
+            self.wait_for_inputs(&task).await?;
+        }
         let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
-        let bound = self.store.job(task.job).and_then(|job| job.bound(desc.id));
+        let (desc, bound) = match desc {
+            Described::Open(desc) => {
+                let job = self.store.job(task.job);
+                let bound = job.and_then(|job| job.bound(desc.id));
+                (desc, bound)
+            }
+            Described::Elsewhere(desc, bound) => (desc, bound),
+        };
         let CompactionTask { inputs, target_level, horizon, bottom, .. } = &task;
         let edit = compaction::compact(
             &self.store,
@@ -116,6 +140,9 @@ impl Compactor {
         // As for a compaction: a job that took in runs after it was told that they have moved would go on reading them,
         // and keep them, where they were. One that is not open will read the log.
         for (job, runs) in runs {
+            if self.tables.is_some() {
+                break;
+            }
             let there = self.store.wait_for_runs(job, &runs);
             if tokio::time::timeout(INPUTS_WAIT, there).await.is_err() {
                 return Err(CompactorError::PartsMissing { job });
@@ -126,15 +153,32 @@ impl Compactor {
     }
 
     /// The one table that all inputs belong to.
-    fn table(&self, task: &CompactionTask) -> Result<Arc<TableDesc>, CompactorError> {
+    fn table(&self, task: &CompactionTask) -> Result<Described, CompactorError> {
         let first = task.inputs.first().ok_or(CompactorError::NoInputs { task: task.task_id })?;
         if task.inputs.iter().any(|r| r.table_id != first.table_id) {
             return Err(CompactorError::MixedTables { task: task.task_id });
         }
         let table = TableId(first.table_id);
         let unknown = CompactorError::UnknownTable { task: task.task_id, table };
-        self.store.job(task.job).and_then(|job| job.table(table)).ok_or(unknown)
+        match &self.tables {
+            None => {
+                let open = self.store.job(task.job).and_then(|job| job.table(table));
+                open.map(Described::Open).ok_or(unknown)
+            }
+            Some(tables) => {
+                let described = tables(task).map_err(CompactorError::Description)?;
+                let (desc, bound) = described.ok_or(unknown)?;
+                Ok(Described::Elsewhere(Arc::new(desc), bound))
+            }
+        }
     }
+}
+
+/// Where the description of a table comes from.
+enum Described {
+    Open(Arc<TableDesc>),
+    /// With the time below which rows are not kept.
+    Elsewhere(Arc<TableDesc>, Option<i64>),
 }
 
 #[async_trait]

@@ -43,6 +43,8 @@ pub struct FrontendConfig {
     pub own_secret: crate::auth::OwnSecret,
     /// Asks for a password on loopback too. Clients of other machines always need one.
     pub require_password: bool,
+    /// Asks nobody for a password, wherever they connect from.
+    pub trust_everybody: bool,
 }
 
 impl Default for FrontendConfig {
@@ -60,6 +62,7 @@ impl Default for FrontendConfig {
             tls: None,
             own_secret: crate::auth::OwnSecret::default(),
             require_password: false,
+            trust_everybody: false,
         }
     }
 }

@@ -30,11 +30,6 @@ impl Meta {
         self.cluster.get().ok_or_else(|| alone().into())
     }
 
-    /// The log's last record: what was just done is in it or before it.
-    fn number(&self) -> u64 {
-        self.shared.state.read().number
-    }
-
     fn report(&self, status: JobStatus) -> JobReport {
         let relation = status.relation.0;
         let own = self.shared.members.job_report(relation).unwrap_or_default();
@@ -154,12 +149,12 @@ impl MetaControl for Meta {
     ) -> Result<(RelationId, u64), CallError> {
         let options = CreateOptions { table_count, or_replace, if_not_exists: false };
         let id = self.create_relation(relation, options).await?;
-        Ok((id, self.number()))
+        Ok((id, self.record()))
     }
 
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
         self.drop_relations(&ids).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn alter_relation(
@@ -169,27 +164,27 @@ impl MetaControl for Meta {
         paused: Option<bool>,
     ) -> Result<u64, CallError> {
         self.alter_relation(id, options, paused).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
         self.rebuild(id).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
         self.create_schema(name, false).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
         self.drop_schema(name, cascade).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
         self.set_setting(name, value).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn set_user(
@@ -199,7 +194,7 @@ impl MetaControl for Meta {
         verifier: Option<String>,
     ) -> Result<u64, CallError> {
         self.set_user(name, change, verifier).await?;
-        Ok(self.number())
+        Ok(self.record())
     }
 
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {
@@ -217,7 +212,7 @@ impl MetaControl for Meta {
         fresh: bool,
     ) -> Result<ReadEpoch, CallError> {
         let epoch = self.read_epoch(ids, timeout, fresh).await?;
-        Ok(ReadEpoch { epoch, record: self.number() })
+        Ok(ReadEpoch { epoch, record: self.record() })
     }
 
     async fn flush(&self) -> Result<(), CallError> {

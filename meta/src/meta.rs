@@ -72,6 +72,8 @@ pub struct MetaOptions {
     /// Told which tail slices all jobs will replay, as soon as the log is read: they can be fetched while
     /// the lead is taken.
     pub recovering: Option<Box<dyn FnOnce(Vec<SliceRef>) + Send>>,
+    /// Told when the process leads, before anything runs.
+    pub opened: Option<Box<dyn FnOnce(&Arc<Meta>) + Send>>,
 }
 
 impl MetaOptions {
@@ -99,6 +101,7 @@ impl MetaOptions {
             gc: GcOptions::default(),
             rewrite: RewriteOptions::default(),
             recovering: None,
+            opened: None,
         }
     }
 }
@@ -187,7 +190,7 @@ impl Meta {
         let (table_class, pinned) = (options.table_class, options.pinned);
         let table_reads = options.table_reads;
         let (gc, rewrite) = (options.gc, options.rewrite);
-        Ok(Arc::new(Meta {
+        let meta = Arc::new(Meta {
             shared,
             store,
             incarnation,
@@ -198,12 +201,26 @@ impl Meta {
             gc,
             rewrite,
             cluster: OnceLock::new(),
-        }))
+        });
+        if let Some(opened) = options.opened {
+            opened(&meta);
+        }
+        Ok(meta)
     }
 
     /// As the log has registered this process: it names its objects, `data/<incarnation>/…`, and its statements.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// Number of the log's last record.
+    pub fn record(&self) -> u64 {
+        self.shared.state.read().number
+    }
+
+    /// The term in which this process leads.
+    pub fn term(&self) -> u64 {
+        self.shared.state.read().term
     }
 
     /// The processes that are not fenced, and the last record that each has applied.

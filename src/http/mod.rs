@@ -37,7 +37,8 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-pub use connections::Limits;
+pub use connections::{Limits, serve as serve_router};
+pub use metrics::resident;
 
 /// The page; everything it needs is in it.
 const PAGE: &str = include_str!("console.html");

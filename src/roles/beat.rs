@@ -1,0 +1,80 @@
+//! The heartbeat of a process: once a second it tells the leader that it is there, how far it is and what it reads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::control::{Heartbeat, MetaControl};
+use millrace_rpc::remote::RemoteMeta;
+use millrace_storage::given_up::GivenUp;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
+
+use super::Ending;
+use super::link::Link;
+
+const PERIOD: Duration = Duration::from_secs(1);
+/// Names of objects in one heartbeat.
+const NAMES: usize = 1_000;
+
+/// What a process tells of itself beside its incarnation; the number is the leader's last record, as it said last.
+pub type Told = Box<dyn Fn(u64) -> Heartbeat + Send + Sync>;
+
+/// Runs until it is dropped, or the process is told that it is fenced.
+pub struct Beat(#[allow(dead_code, reason = "ends with it")] AbortOnDropHandle<()>);
+
+impl Beat {
+    pub fn start(link: &Link, given_up: Arc<GivenUp>, told: Told, ending: Ending) -> Beat {
+        let beating = Beating {
+            meta: Arc::clone(&link.meta),
+            incarnation: link.incarnation,
+            given_up,
+            told,
+            ending,
+        };
+        Beat(AbortOnDropHandle::new(tokio::spawn(beating.run())))
+    }
+}
+
+struct Beating {
+    meta: Arc<RemoteMeta>,
+    incarnation: u64,
+    given_up: Arc<GivenUp>,
+    told: Told,
+    ending: Ending,
+}
+
+impl Beating {
+    async fn run(self) {
+        let mut ticks = tokio::time::interval(PERIOD);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut record, mut is_lost) = (0, false);
+        loop {
+            ticks.tick().await;
+            let names = self.given_up.take(NAMES);
+            let heartbeat = Heartbeat {
+                incarnation: self.incarnation,
+                given_up: names.clone(),
+                ..(self.told)(record)
+            };
+            match self.meta.beat(heartbeat).await {
+                Ok(at) => {
+                    record = at;
+                    is_lost = false;
+                }
+                Err(CallError::Fenced { incarnation }) => {
+                    self.ending.end(format!("process {incarnation} has been fenced"));
+                    return;
+                }
+                Err(error) => {
+                    // Told again with the next one.
+                    self.given_up.add(names);
+                    if !is_lost {
+                        warn!(%error, "the meta process does not take heartbeats");
+                    }
+                    is_lost = true;
+                }
+            }
+        }
+    }
+}

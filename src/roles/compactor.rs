@@ -1,0 +1,138 @@
+//! `millrace compactor`: a process that merges runs and nothing else. It keeps nothing, and may be killed at any time.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use millrace_common::{RelationId, SqlError, TableId};
+use millrace_compactor::{Compactor, Tables};
+use millrace_executor::worker::describe_table;
+use millrace_meta::LogFollower;
+use millrace_rpc::control::Heartbeat;
+use millrace_rpc::log::ProcessRole;
+use millrace_rpc::remote::Server;
+use millrace_rpc::services::{CompactionTask, CompactorService};
+use millrace_storage::given_up::GivenUp;
+use millrace_storage::{StateStore, StoreOptions};
+
+use super::beat::Beat;
+use super::link::Link;
+use super::metrics::{Metrics, MetricsPort};
+use super::options::RoleConfig;
+use super::{Ending, Ground, Serving};
+use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
+use crate::standalone::{Overrides, StartError, store_options};
+
+/// A running compactor.
+pub struct CompactorProcess {
+    pub address: SocketAddr,
+    store: Arc<StateStore>,
+    ending: Ending,
+    serving: Serving,
+    beat: Beat,
+    runtimes: Option<Runtimes>,
+    _port: MetricsPort,
+    _lock: File,
+}
+
+impl CompactorProcess {
+    pub async fn start(
+        config: RoleConfig,
+        overrides: Overrides,
+    ) -> Result<CompactorProcess, StartError> {
+        let ground = Ground::prepare(&config, &overrides).await?;
+        let apart = overrides.threads == Threads::Apart;
+        let runtimes = apart.then(|| Runtimes::start(config.process.memory_limit)).transpose()?;
+        let background = runtimes.as_ref().and_then(Runtimes::background);
+        let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
+        let follower = Arc::new(follower.await.map_err(SqlError::from)?);
+        let advertised = &ground.advertised;
+        let role = ProcessRole::Compactor;
+        let link = Link::register(&config.meta, role, advertised, &*overrides.env).await?;
+        let given_up = Arc::<GivenUp>::default();
+        let object_store = Arc::clone(&ground.object_store);
+        let store = StateStore::open(StoreOptions {
+            background: background.clone(),
+            given_up: Arc::clone(&given_up),
+            ..store_options(&config.process, &overrides, object_store, link.incarnation)
+        })
+        .await?;
+        let compactor = Following {
+            follower: Arc::clone(&follower),
+            inner: BackgroundCompactor {
+                compactor: Arc::new(Compactor::elsewhere(Arc::clone(&store), tables(&follower))),
+                runtime: background,
+            },
+        };
+        let server = Server::new(Arc::clone(&link.admission));
+        let server = server.compactor(Arc::new(compactor) as Arc<dyn CompactorService>);
+        let serving = Serving::start(&link.admission, server, ground.listener);
+        let ending = Ending::default();
+        // What a task reads stays until the task is done: the leader starts no other on it.
+        let told = Box::new(|applied| Heartbeat { applied, ..Heartbeat::default() });
+        let beat = Beat::start(&link, given_up, told, ending.clone());
+        let port = MetricsPort::open(&config.process, Metrics::new("compactor", link.incarnation));
+        Ok(CompactorProcess {
+            address: ground.address,
+            store,
+            ending,
+            serving,
+            beat,
+            runtimes,
+            _port: port.await?,
+            _lock: ground.lock,
+        })
+    }
+
+    /// Completes when the process has been fenced.
+    pub async fn ended(&self) -> String {
+        self.ending.ended().await
+    }
+
+    pub async fn shutdown(self) {
+        drop(self.beat);
+        self.serving.end().await;
+        if let Err(error) = self.store.close().await {
+            tracing::warn!(%error, "the cache was not closed cleanly");
+        }
+        if let Some(runtimes) = self.runtimes {
+            runtimes.leave();
+        }
+    }
+}
+
+/// State tables as the log describes them.
+fn tables(follower: &Arc<LogFollower>) -> Tables {
+    let follower = Arc::clone(follower);
+    Arc::new(move |task: &CompactionTask| {
+        let job = RelationId(task.relation.id);
+        let version = follower.read(|state| state.jobs.get(&job).map(|j| Arc::clone(&j.version)));
+        let (Some(version), Some(first)) = (version, task.inputs.first()) else { return Ok(None) };
+        let described = describe_table(&task.relation, &version, TableId(first.table_id));
+        described.map_err(|e| e.into_sql())
+    })
+}
+
+/// Reads the log before each task: it describes the task's tables.
+struct Following {
+    follower: Arc<LogFollower>,
+    inner: BackgroundCompactor,
+}
+
+#[async_trait::async_trait]
+impl CompactorService for Following {
+    async fn compact(
+        &self,
+        task: CompactionTask,
+    ) -> Result<millrace_rpc::version::VersionEdit, SqlError> {
+        self.follower.catch_up().await?;
+        self.inner.compact(task).await
+    }
+
+    async fn copy_parts(
+        &self,
+        parts: Vec<millrace_rpc::services::LivePart>,
+    ) -> Result<millrace_rpc::log::MoveParts, SqlError> {
+        self.inner.copy_parts(parts).await
+    }
+}

@@ -1,0 +1,127 @@
+//! `millrace compute`: a process that jobs run on.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use millrace_common::collections;
+use millrace_compactor::Compactor;
+use millrace_executor::Worker;
+use millrace_executor::worker::WorkerOptions;
+use millrace_meta::LogFollower;
+use millrace_rpc::control::Heartbeat;
+use millrace_rpc::dml::DmlService;
+use millrace_rpc::log::ProcessRole;
+use millrace_rpc::remote::Server;
+use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
+use millrace_storage::StateStore;
+use millrace_storage::StoreOptions;
+use millrace_storage::given_up::GivenUp;
+
+use super::beat::{Beat, Told};
+use super::link::Link;
+use super::metrics::{Metrics, MetricsPort};
+use super::options::RoleConfig;
+use super::reports::worker_reports;
+use super::upstream::{Following, Upstream};
+use super::{Ending, Ground, Serving};
+use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
+use crate::standalone::{Overrides, StartError, store_options, worker_options};
+
+/// A running compute process.
+pub struct ComputeProcess {
+    pub address: SocketAddr,
+    pub worker: Arc<Worker>,
+    store: Arc<StateStore>,
+    ending: Ending,
+    serving: Serving,
+    beat: Beat,
+    runtimes: Option<Runtimes>,
+    _port: MetricsPort,
+    _lock: File,
+}
+
+impl ComputeProcess {
+    pub async fn start(
+        config: RoleConfig,
+        overrides: Overrides,
+    ) -> Result<ComputeProcess, StartError> {
+        collections::seed(overrides.env.random());
+        let ground = Ground::prepare(&config, &overrides).await?;
+        let apart = overrides.threads == Threads::Apart;
+        let runtimes = apart.then(|| Runtimes::start(config.process.memory_limit)).transpose()?;
+        let background = runtimes.as_ref().and_then(Runtimes::background);
+        let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
+        let follower = Arc::new(follower.await.map_err(millrace_common::SqlError::from)?);
+        let advertised = &ground.advertised;
+        let link =
+            Link::register(&config.meta, ProcessRole::Compute, advertised, &*overrides.env).await?;
+        let given_up = Arc::<GivenUp>::default();
+        let object_store = Arc::clone(&ground.object_store);
+        let store = StateStore::open(StoreOptions {
+            background: background.clone(),
+            given_up: Arc::clone(&given_up),
+            ..store_options(&config.process, &overrides, object_store, link.incarnation)
+        })
+        .await?;
+        let worker = Worker::new(WorkerOptions {
+            runtime: runtimes.as_ref().and_then(Runtimes::tasks),
+            ..worker_options(&config.process, &overrides, &store)
+        });
+        let upstream = Upstream { follower: Arc::clone(&follower), meta: Arc::clone(&link.meta) };
+        worker.set_meta(Arc::new(upstream) as Arc<dyn MetaService>);
+        let compactor = Compactor::new(Arc::clone(&store));
+        let compactor = BackgroundCompactor { compactor: Arc::new(compactor), runtime: background };
+        let following = Following { follower: Arc::clone(&follower), worker: Arc::clone(&worker) };
+        let server = Server::new(Arc::clone(&link.admission))
+            .compute(Arc::new(following) as Arc<dyn ComputeService>)
+            .compactor(Arc::new(compactor) as Arc<dyn CompactorService>)
+            .dml(Arc::clone(&worker) as Arc<dyn DmlService>);
+        let serving = Serving::start(&link.admission, server, ground.listener);
+        let ending = Ending::default();
+        let told = told(Arc::clone(&worker), Arc::clone(&store), Arc::clone(&follower));
+        let beat = Beat::start(&link, given_up, told, ending.clone());
+        let metrics = Metrics::new("compute", link.incarnation).with(
+            "millrace_log_record",
+            "gauge",
+            "The last record of the log that is known here.",
+            move || follower.number(),
+        );
+        let port = MetricsPort::open(&config.process, metrics).await?;
+        Ok(ComputeProcess {
+            address: ground.address,
+            worker,
+            store,
+            ending,
+            serving,
+            beat,
+            runtimes,
+            _port: port,
+            _lock: ground.lock,
+        })
+    }
+
+    /// Completes when the process has been fenced.
+    pub async fn ended(&self) -> String {
+        self.ending.ended().await
+    }
+
+    pub async fn shutdown(self) {
+        drop(self.beat);
+        self.serving.end().await;
+        if let Err(error) = self.store.close().await {
+            tracing::warn!(%error, "the cache was not closed cleanly");
+        }
+        if let Some(runtimes) = self.runtimes {
+            runtimes.leave();
+        }
+    }
+}
+
+/// The record stream tells how far it is; a heartbeat tells how its jobs are.
+fn told(worker: Arc<Worker>, store: Arc<StateStore>, follower: Arc<LogFollower>) -> Told {
+    Box::new(move |_| Heartbeat {
+        jobs: worker_reports(&worker, &store, &follower),
+        ..Heartbeat::default()
+    })
+}

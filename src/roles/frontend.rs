@@ -1,0 +1,237 @@
+//! `millrace frontend`: sessions of clients. It reads what is committed from log and bucket, sends definitions to the
+//! leader and rows to the process that their table runs on.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use millrace_common::collections::{self, HashMap};
+use millrace_common::threads::lower_priority;
+use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_frontend::auth::OwnSecret;
+use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableRoutes};
+use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
+use millrace_meta::LogFollower;
+use millrace_rpc::control::{Heartbeat, MetaControl};
+use millrace_rpc::dml::DmlService;
+use millrace_rpc::log::ProcessRole;
+use millrace_rpc::remote::{RemoteDml, RemoteMeta};
+use millrace_storage::{StateStore, VersionFollower};
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::warn;
+
+use super::beat::{Beat, Told};
+use super::link::Link;
+use super::metrics::{Metrics, MetricsPort};
+use super::options::{Auth, RoleConfig};
+use super::{Ending, Ground};
+use crate::listen::{is_local, limit_paths, load_tls};
+use crate::runtimes::Threads;
+use crate::standalone::{Overrides, StartError, frontend_config, share_descriptors, store_options};
+
+/// Before the record stream is asked for again.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Jobs that nobody has read for so long are closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// A setting of the log that SQL neither shows nor sets.
+const AUTHENTICATION_SECRET: &str = "#authentication_secret";
+
+/// A running frontend.
+pub struct FrontendProcess {
+    /// For psql and drivers.
+    pub address: SocketAddr,
+    ending: Ending,
+    serving: JoinHandle<Result<(), FrontendError>>,
+    shutdown: CancellationToken,
+    store: Arc<StateStore>,
+    beat: Beat,
+    _following: [AbortOnDropHandle<()>; 2],
+    _port: MetricsPort,
+    _lock: File,
+}
+
+impl FrontendProcess {
+    pub async fn start(
+        config: RoleConfig,
+        overrides: Overrides,
+    ) -> Result<FrontendProcess, StartError> {
+        collections::seed(overrides.env.random());
+        let process = &config.process;
+        let shares = share_descriptors(process);
+        let ground = Ground::prepare(&config, &overrides).await?;
+        let trusting = config.auth == Auth::Trust
+            || (!process.access.require_password && is_local(&[Some(ground.address)]));
+        let tls = load_tls(&process.access)?;
+        limit_paths(&process.access, trusting)?;
+        let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
+        let log = Arc::new(log.await.map_err(SqlError::from)?);
+        let advertised = &ground.advertised;
+        let role = ProcessRole::Frontend;
+        let link = Link::register(&config.meta, role, advertised, &*overrides.env).await?;
+        let object_store = Arc::clone(&ground.object_store);
+        let options = store_options(process, &overrides, object_store, link.incarnation);
+        let given_up = Arc::clone(&options.given_up);
+        let store = StateStore::open(options).await?;
+        let versions = Arc::new(VersionFollower::new(&store));
+        let following = [
+            spawned(follow(Arc::clone(&log), Arc::clone(&link.meta))),
+            spawned(close_idle(Arc::clone(&versions))),
+        ];
+        // The leader has made it by now.
+        log.catch_up().await.map_err(SqlError::from)?;
+        let secret = log.read(|state| state.settings.get(AUTHENTICATION_SECRET).cloned());
+        let cluster = RemoteCluster::new(RemoteOptions {
+            log: Arc::clone(&log),
+            versions: Arc::clone(&versions),
+            meta: Arc::clone(&link.meta) as Arc<dyn MetaControl>,
+            routes: Arc::new(Routes::new(Arc::clone(&log), link.clone())),
+            env: overrides.env.clone(),
+            settings: Default::default(),
+        });
+        let apart = overrides.threads == Threads::Apart;
+        let settings = FrontendConfig {
+            incarnation: link.incarnation,
+            tls,
+            trust_everybody: config.auth == Auth::Trust,
+            own_secret: secret.filter(|_| !trusting).map(OwnSecret::new).unwrap_or_default(),
+            start_query_thread: if apart { lower_priority } else { || {} },
+            ..frontend_config(process, shares)
+        };
+        let frontend = Frontend::new(Arc::new(cluster), settings)?;
+        let shutdown = CancellationToken::new();
+        let (stop, listener) = (shutdown.clone(), ground.listener);
+        let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        let ending = Ending::default();
+        let beat = Beat::start(&link, given_up, told(&log, &versions), ending.clone());
+        let metrics = Metrics::new("frontend", link.incarnation).with(
+            "millrace_log_record",
+            "gauge",
+            "The last record of the log that is known here.",
+            move || log.number(),
+        );
+        let port = MetricsPort::open(process, metrics).await?;
+        Ok(FrontendProcess {
+            address: ground.address,
+            ending,
+            serving,
+            shutdown,
+            store,
+            beat,
+            _following: following,
+            _port: port,
+            _lock: ground.lock,
+        })
+    }
+
+    /// Completes when the process has been fenced.
+    pub async fn ended(&self) -> String {
+        self.ending.ended().await
+    }
+
+    pub async fn shutdown(mut self) {
+        self.shutdown.cancel();
+        if let Ok(Err(error)) = (&mut self.serving).await {
+            warn!(%error, "the frontend ended with an error");
+        }
+        drop(self.beat);
+        if let Err(error) = self.store.close().await {
+            warn!(%error, "the cache was not closed cleanly");
+        }
+    }
+}
+
+fn spawned(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
+    AbortOnDropHandle::new(tokio::spawn(work))
+}
+
+/// Takes the leader's record stream, and reads from the bucket what it does not bring.
+async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
+    let mut is_told = false;
+    loop {
+        match meta.follow(log.number() + 1).await {
+            Ok(mut messages) => {
+                is_told = false;
+                // What came before the stream begins.
+                if let Err(error) = log.catch_up().await {
+                    warn!(%error, "the log cannot be read, trying again");
+                }
+                while let Some(Ok(message)) = messages.next().await {
+                    if let Err(error) = log.take(&message.records).await {
+                        warn!(%error, "records cannot be folded, trying again");
+                        break;
+                    }
+                }
+            }
+            Err(error) if !is_told => {
+                warn!(%error, "the record stream does not come");
+                is_told = true;
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+async fn close_idle(versions: Arc<VersionFollower>) {
+    loop {
+        tokio::time::sleep(IDLE / 4).await;
+        versions.close_idle(IDLE);
+    }
+}
+
+/// What is read here now, which the leader keeps.
+fn told(log: &Arc<LogFollower>, versions: &Arc<VersionFollower>) -> Told {
+    let (log, versions) = (Arc::clone(log), Arc::clone(versions));
+    Box::new(move |_| {
+        let pinned = versions.pinned();
+        Heartbeat {
+            applied: log.number(),
+            reads_from: pinned.epoch.map(|epoch| epoch.0),
+            pinned: pinned.objects.into_iter().collect(),
+            ..Heartbeat::default()
+        }
+    })
+}
+
+/// Tables run where the log has placed them.
+struct Routes {
+    log: Arc<LogFollower>,
+    link: Link,
+    /// By incarnation.
+    known: Mutex<HashMap<u64, Arc<RemoteDml>>>,
+}
+
+impl Routes {
+    fn new(log: Arc<LogFollower>, link: Link) -> Routes {
+        Routes { log, link, known: Mutex::default() }
+    }
+}
+
+impl TableRoutes for Routes {
+    fn process_of(&self, table: RelationId) -> Result<Arc<dyn DmlService>, SqlError> {
+        let placed = self.log.read(|state| {
+            let incarnation = state.jobs.get(&table)?.process;
+            let process = state.processes.live().get(&incarnation)?;
+            Some((incarnation, process.registration.address.clone()))
+        });
+        let Some((incarnation, address)) = placed else {
+            let message = "the table runs on no process at present";
+            return Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
+                .with_hint("Start a compute process, or wait until the table has one again."));
+        };
+        let mut known = self.known.lock();
+        if let Some(dml) = known.get(&incarnation) {
+            return Ok(Arc::clone(dml) as Arc<dyn DmlService>);
+        }
+        let dml = Arc::new(RemoteDml::new(self.link.peer(&address, incarnation)?));
+        // Others are gone for good.
+        known.retain(|id, _| self.log.read(|state| state.processes.is_live(*id)));
+        known.insert(incarnation, Arc::clone(&dml));
+        Ok(dml)
+    }
+}

@@ -1,0 +1,101 @@
+//! The HTTP port of a process of a cluster: `/health`, and `/metrics` for Prometheus.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::config::Config;
+use crate::http::{self, Limits};
+use crate::listen::bind_http;
+use crate::standalone::StartError;
+
+/// Connections of the port at a time.
+const CONNECTIONS: usize = 32;
+/// How long a request may take to arrive, at most.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    value: Box<dyn Fn() -> u64 + Send + Sync>,
+}
+
+/// What the port shows.
+pub struct Metrics {
+    role: &'static str,
+    incarnation: u64,
+    families: Vec<Family>,
+}
+
+impl Metrics {
+    pub fn new(role: &'static str, incarnation: u64) -> Metrics {
+        let metrics = Metrics { role, incarnation, families: Vec::new() };
+        metrics.with(
+            "millrace_memory_resident_bytes",
+            "gauge",
+            "Resident memory of the process.",
+            http::resident,
+        )
+    }
+
+    /// Adds a number that is read when it is asked for.
+    pub fn with(
+        mut self,
+        name: &'static str,
+        kind: &'static str,
+        help: &'static str,
+        value: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Metrics {
+        self.families.push(Family { name, kind, help, value: Box::new(value) });
+        self
+    }
+
+    /// In Prometheus' text format.
+    fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "# HELP millrace_process_info What the process is.\n# TYPE millrace_process_info gauge\n\
+             millrace_process_info{{role=\"{}\",incarnation=\"{}\",version=\"{}\"}} 1",
+            self.role,
+            self.incarnation,
+            env!("CARGO_PKG_VERSION"),
+        );
+        for Family { name, kind, help, value } in &self.families {
+            let _ =
+                writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {}", value());
+        }
+        text
+    }
+}
+
+/// Serves until it is dropped.
+pub struct MetricsPort(#[allow(dead_code, reason = "ends with it")] DropGuard);
+
+impl MetricsPort {
+    pub async fn open(config: &Config, metrics: Metrics) -> Result<MetricsPort, StartError> {
+        let stop = CancellationToken::new();
+        let port = MetricsPort(stop.clone().drop_guard());
+        let Some(listener) = bind_http(&config.http).await? else { return Ok(port) };
+        let content = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+        let metrics = Arc::new(metrics);
+        let show = move || {
+            let metrics = Arc::clone(&metrics);
+            async move { (content, metrics.text()) }
+        };
+        let router = Router::new()
+            .route("/health", get(|| async { "ok\n" }))
+            .route("/metrics", get(show))
+            .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") });
+        let limits = Limits { connections: CONNECTIONS, patience: PATIENCE };
+        tokio::spawn(http::serve_router(listener, router, limits, stop));
+        Ok(port)
+    }
+}

@@ -1,0 +1,123 @@
+//! The roles of a cluster as processes of their own (docs/design.md §10): `millrace meta`, `compute`, `compactor` and
+//! `frontend`, over one bucket.
+//!
+//! Each process but the leader registers with it, tells it once a second that it is there, and ends when it has been
+//! fenced: whoever started it starts it again, as another incarnation.
+
+mod beat;
+mod compactor;
+mod compute;
+mod frontend;
+mod link;
+mod meta;
+mod metrics;
+mod options;
+mod reports;
+mod upstream;
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use millrace_common::SqlError;
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::remote::{Admission, Server};
+use object_store::ObjectStore;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+pub use self::compactor::CompactorProcess;
+pub use self::compute::ComputeProcess;
+pub use self::frontend::FrontendProcess;
+pub use self::meta::MetaProcess;
+pub use self::options::{Auth, ClusterOptions, Role, RoleConfig};
+use crate::config::Config;
+use crate::listen::{bind, is_local};
+use crate::standalone::{OpenedStore, Overrides, StartError, lock, open_store};
+
+/// What every process of a cluster begins with.
+struct Ground {
+    object_store: Arc<dyn ObjectStore>,
+    listener: TcpListener,
+    /// Where it listens.
+    address: SocketAddr,
+    /// Where others reach it.
+    advertised: String,
+    lock: File,
+}
+
+impl Ground {
+    async fn prepare(config: &RoleConfig, overrides: &Overrides) -> Result<Ground, StartError> {
+        let Config { data_dir, listen, .. } = &config.process;
+        let lock = lock(data_dir)?;
+        let (listener, address) = bind(listen).await?;
+        if !is_local(&[Some(address)]) && !config.insecure_rpc && config.role != Role::Frontend {
+            return Err(StartError::InsecureRpc { address: address.to_string() });
+        }
+        let (object_store, _): OpenedStore = open_store(&config.process, overrides)?;
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        Ok(Ground { object_store, listener, address, advertised, lock })
+    }
+}
+
+/// A server of calls from other processes. Dropping it ends it.
+struct Serving {
+    admission: Arc<Admission>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    fn start(admission: &Arc<Admission>, server: Server, listener: TcpListener) -> Serving {
+        let serve = async move {
+            if let Err(error) = server.serve(listener).await {
+                tracing::error!(%error, "calls of other processes are not served any more");
+            }
+        };
+        Serving { admission: Arc::clone(admission), task: tokio::spawn(serve) }
+    }
+
+    /// Answers what is under way, within reason.
+    async fn end(mut self) {
+        self.admission.stop();
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), &mut self.task).await;
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.admission.stop();
+        self.task.abort();
+    }
+}
+
+/// Why a process ends by itself.
+#[derive(Clone, Debug)]
+struct Ending {
+    token: CancellationToken,
+    reason: Arc<std::sync::OnceLock<String>>,
+}
+
+impl Default for Ending {
+    fn default() -> Ending {
+        Ending { token: CancellationToken::new(), reason: Arc::default() }
+    }
+}
+
+impl Ending {
+    /// The first reason stays.
+    fn end(&self, reason: String) {
+        let _ = self.reason.set(reason);
+        self.token.cancel();
+    }
+
+    async fn ended(&self) -> String {
+        self.token.cancelled().await;
+        self.reason.get().cloned().unwrap_or_default()
+    }
+}
+
+/// What a person is told of a call that a process cannot start without.
+fn refused(error: CallError) -> StartError {
+    StartError::Meta(SqlError::from(error))
+}

@@ -1,0 +1,185 @@
+//! Meta as a worker of another process knows it: what the log says is answered from the log that the worker follows
+//! itself, everything else is asked of the leader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use millrace_common::task::spawn;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_executor::Worker;
+use millrace_meta::LogFollower;
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::control::MetaControl;
+use millrace_rpc::log::SplitMarkAt;
+use millrace_rpc::remote::RemoteMeta;
+use millrace_rpc::services::{ComputeService, Cut, MetaService, SourceParts, StartJob};
+use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
+use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEdit};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tracing::warn;
+
+/// How long a worker waits for a record that the leader has told it of.
+const RECORD_PATIENCE: Duration = Duration::from_secs(20);
+/// How often a message that nobody waits for is sent again.
+const ATTEMPTS: u32 = 20;
+/// Between two of them.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// The worker's service, behind the log that it follows: before a call that names a record is served, the record is
+/// folded here.
+pub struct Following {
+    pub follower: Arc<LogFollower>,
+    pub worker: Arc<Worker>,
+}
+
+impl Following {
+    async fn reach(&self, record: u64) -> Result<(), SqlError> {
+        let reached = self.follower.wait_for(record, Instant::now() + RECORD_PATIENCE).await;
+        reached.map_err(SqlError::from)
+    }
+}
+
+#[async_trait]
+impl ComputeService for Following {
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
+        self.reach(start.record).await?;
+        self.worker.start_job(start).await
+    }
+
+    async fn cut(
+        &self,
+        job: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError> {
+        self.reach(cut.record).await?;
+        self.worker.cut(job, generation, cut).await
+    }
+
+    async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        let taken = self.follower.take(&message.records).await;
+        taken.map_err(|e| StreamError::Failed(SqlError::from(e)))?;
+        self.worker.apply_records(message).await
+    }
+
+    async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
+        self.worker.applied_since(known).await
+    }
+
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
+        self.worker.abort_epoch(job, generation, error).await;
+    }
+
+    async fn publish(
+        &self,
+        job: JobId,
+        generation: Generation,
+        handles: Vec<PublishHandle>,
+    ) -> Result<(), SqlError> {
+        self.worker.publish(job, generation, handles).await
+    }
+
+    async fn stop_job(&self, job: JobId, generation: Generation) {
+        self.worker.stop_job(job, generation).await;
+    }
+}
+
+/// See the module.
+pub struct Upstream {
+    pub follower: Arc<LogFollower>,
+    pub meta: Arc<RemoteMeta>,
+}
+
+impl Upstream {
+    /// Sends a message that nobody waits for, several times if there is no answer.
+    fn tell<F>(
+        &self,
+        what: &'static str,
+        send: impl Fn(Arc<RemoteMeta>) -> F + Send + Sync + 'static,
+    ) where
+        F: Future<Output = Result<(), CallError>> + Send,
+    {
+        let meta = Arc::clone(&self.meta);
+        spawn("tell meta", async move {
+            for _ in 0..ATTEMPTS {
+                match send(Arc::clone(&meta)).await {
+                    Ok(()) => return,
+                    Err(e) if e.is_retryable() => tokio::time::sleep(PAUSE).await,
+                    Err(error) => {
+                        warn!(%error, "{what} was refused");
+                        return;
+                    }
+                }
+            }
+            warn!("{what} has not been answered");
+        });
+    }
+}
+
+#[async_trait]
+impl MetaService for Upstream {
+    fn request_cut(&self, job: JobId) {
+        self.tell("a request for a commit", move |meta| async move { meta.request_cut(job).await });
+    }
+
+    fn request_compaction(&self, job: JobId) {
+        self.tell("a request for a compaction", move |meta| async move {
+            meta.request_compaction(job).await
+        });
+    }
+
+    async fn commit_edit(
+        &self,
+        job: JobId,
+        generation: Generation,
+        edit: VersionEdit,
+    ) -> Result<bool, SqlError> {
+        Ok(self.meta.commit_edit(job, generation, edit).await?)
+    }
+
+    fn report_failure(&self, job: JobId, generation: Generation, error: SqlError) {
+        self.tell("the failure of a job", move |meta| {
+            let error = error.clone();
+            async move { meta.report_failure(job, generation, error).await }
+        });
+    }
+
+    fn source_offsets(&self, source: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
+        self.follower.source_offsets(source, epoch)
+    }
+
+    fn is_behind(&self, job: JobId) -> bool {
+        self.follower.is_behind(job)
+    }
+
+    fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
+        self.follower.source_marks(source, epoch)
+    }
+
+    fn watermarks(&self, relation: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
+        self.follower.watermarks(relation, epoch)
+    }
+
+    fn row_count(&self, relation: RelationId) -> Option<u64> {
+        self.follower.row_count(relation)
+    }
+
+    fn source_parts(&self, source: RelationId) -> SourceParts {
+        self.follower.source_parts(source)
+    }
+
+    fn option(&self, relation: RelationId, name: &str) -> Option<String> {
+        self.follower.option(relation, name)
+    }
+
+    fn changes(&self, relation: RelationId) -> Option<watch::Receiver<u64>> {
+        Some(self.follower.changes(relation))
+    }
+
+    fn graph(&self, relation: RelationId) -> Option<Bytes> {
+        self.follower.graph(relation)
+    }
+}
