@@ -1,0 +1,330 @@
+//! Frontends that have log and bucket, and call leader and tables through bytes, beside one in the leader's process.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millrace_common::{EnvHandle, Generation, RelationId, SqlError};
+use millrace_executor::{ExecOptions, Worker, WorkerOptions};
+use millrace_frontend::server::Shared;
+use millrace_frontend::{
+    Direct, Frontend, FrontendConfig, RemoteCluster, RemoteOptions, STACK_BYTES, TableRoutes,
+    console,
+};
+use millrace_meta::{LogFollower, Meta, MetaOptions};
+use millrace_rpc::control::MetaControl;
+use millrace_rpc::dml::DmlService;
+use millrace_rpc::log::MoveParts;
+use millrace_rpc::loopback::Encoded;
+use millrace_rpc::remote::{CallLimits, Peer, RemoteDml, RemoteMeta};
+use millrace_rpc::services::{
+    CompactionTask, CompactorService, ComputeService, LivePart, MetaService,
+};
+use millrace_rpc::version::VersionEdit;
+use millrace_storage::state_store::StoreOptions;
+use millrace_storage::{StateStore, VersionFollower};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+
+/// Nothing becomes large enough for it.
+struct NoCompactor;
+
+#[async_trait]
+impl CompactorService for NoCompactor {
+    async fn compact(&self, _: CompactionTask) -> Result<VersionEdit, SqlError> {
+        Err(SqlError::internal("no compactor"))
+    }
+
+    async fn copy_parts(&self, _: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        Err(SqlError::internal("no compactor"))
+    }
+}
+
+/// All tables are there.
+struct One(Arc<dyn DmlService>);
+
+impl TableRoutes for One {
+    fn process_of(&self, _: RelationId) -> Result<Arc<dyn DmlService>, SqlError> {
+        Ok(Arc::clone(&self.0))
+    }
+}
+
+/// A leader with its worker, and a frontend beside them.
+struct Server {
+    bucket: Arc<dyn ObjectStore>,
+    meta: Arc<Meta>,
+    worker: Arc<Worker>,
+    direct: Sessions,
+}
+
+/// A frontend whose statements come from the test.
+struct Sessions(Frontend);
+
+impl Sessions {
+    fn new(cluster: Arc<dyn millrace_frontend::cluster::Cluster>, incarnation: u64) -> Sessions {
+        let config = FrontendConfig { incarnation, query_cores: 2, ..FrontendConfig::default() };
+        Sessions(Frontend::new(cluster, config).unwrap())
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        self.0.shared()
+    }
+
+    /// The rows of the last of some statements.
+    async fn rows(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+        match console::run(self.shared(), "test".to_owned(), sql).await {
+            (mut answers, None) => answers.pop().unwrap_or_default().rows,
+            (_, Some(e)) => panic!("{sql}: {e:?}"),
+        }
+    }
+
+    async fn text(&self, sql: &str) -> String {
+        let row = |row: Vec<Option<String>>| {
+            let values = row.into_iter().map(|v| v.unwrap_or_else(|| "NULL".to_owned()));
+            values.collect::<Vec<_>>().join("|")
+        };
+        self.rows(sql).await.into_iter().map(row).collect::<Vec<_>>().join(" ")
+    }
+
+    async fn error(&self, sql: &str) -> SqlError {
+        let (_, error) = console::run(self.shared(), "test".to_owned(), sql).await;
+        error.unwrap_or_else(|| panic!("{sql} has no error"))
+    }
+}
+
+impl Server {
+    async fn start() -> Server {
+        let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let meta = Meta::open(MetaOptions::new(Arc::clone(&bucket))).await.unwrap();
+        let options = StoreOptions {
+            // Slices are objects of their own.
+            inline_bytes: 0,
+            ..StoreOptions::new(Arc::clone(&bucket), meta.incarnation())
+        };
+        let store = StateStore::open(options).await.unwrap();
+        // Loads go to the store soon.
+        let exec = ExecOptions { load_bytes: 64 << 10, ..ExecOptions::default() };
+        let worker = Worker::new(WorkerOptions { exec, ..WorkerOptions::new(Arc::clone(&store)) });
+        worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
+        let compute = Arc::clone(&worker) as Arc<dyn ComputeService>;
+        meta.start(compute, Arc::new(NoCompactor)).await.unwrap();
+        let direct = Direct::new(Arc::clone(&meta), store, Arc::clone(&worker));
+        let direct = Sessions::new(Arc::new(direct), 1_000);
+        Server { bucket, meta, worker, direct }
+    }
+
+    /// Another frontend.
+    async fn remote(&self, incarnation: u64) -> Sessions {
+        let meta = Encoded::meta(Arc::clone(&self.meta) as Arc<dyn MetaControl>);
+        let dml = Encoded::dml(Arc::clone(&self.worker) as Arc<dyn DmlService>);
+        self.frontend(incarnation, Arc::new(meta), Arc::new(dml)).await
+    }
+
+    /// One for which leader and worker are not there.
+    async fn cut_off(&self, incarnation: u64) -> Sessions {
+        // Nobody listens at that port.
+        let peer = Peer::new("127.0.0.1:1", Arc::default(), CallLimits::default()).unwrap();
+        let (meta, dml) = (RemoteMeta::new(peer.clone()), RemoteDml::new(peer));
+        self.frontend(incarnation, Arc::new(meta), Arc::new(dml)).await
+    }
+
+    async fn frontend(
+        &self,
+        incarnation: u64,
+        meta: Arc<dyn MetaControl>,
+        dml: Arc<dyn DmlService>,
+    ) -> Sessions {
+        let env = EnvHandle::default();
+        let log = LogFollower::open(Arc::clone(&self.bucket), env.clone()).await.unwrap();
+        let options = StoreOptions::new(Arc::clone(&self.bucket), incarnation);
+        let store = StateStore::open(options).await.unwrap();
+        let cluster = RemoteCluster::new(RemoteOptions {
+            log: Arc::new(log),
+            versions: Arc::new(VersionFollower::new(&store)),
+            meta,
+            routes: Arc::new(One(dml)),
+            env,
+            settings: BTreeMap::new(),
+        });
+        Sessions::new(Arc::new(cluster), incarnation)
+    }
+}
+
+fn run(test: impl Future<Output = ()> + Send + 'static) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).thread_stack_size(STACK_BYTES).enable_all();
+    let test = async { tokio::time::timeout(Duration::from_secs(120), test).await.unwrap() };
+    runtime.build().unwrap().block_on(async { tokio::spawn(test).await.unwrap() });
+}
+
+#[test]
+fn a_frontend_elsewhere_defines_writes_and_reads() {
+    run(async {
+        let server = Server::start().await;
+        let remote = server.remote(2_000).await;
+        remote.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        remote.rows("CREATE TABLE log (line text)").await;
+        remote
+            .rows("CREATE MATERIALIZED VIEW sums AS SELECT v % 3 AS k, sum(id) AS s FROM t GROUP BY 1")
+            .await;
+        remote.rows("INSERT INTO t SELECT i, i * 7 FROM generate_series(1, 20) AS g(i)").await;
+        remote.rows("INSERT INTO log VALUES ('a'), ('b'), ('a')").await;
+        remote.rows("UPDATE t SET v = v + 1 WHERE id < 6").await;
+        remote.rows("UPDATE t SET id = id + 100 WHERE v > 120").await;
+        remote.rows("DELETE FROM t WHERE id = 7").await;
+        remote.rows("INSERT INTO t VALUES (8, 0) ON CONFLICT (id) DO UPDATE SET v = -1").await;
+        remote.rows("INSERT INTO t VALUES (9, 0) ON CONFLICT DO NOTHING").await;
+        let both = "BEGIN; INSERT INTO t VALUES (500, 5); INSERT INTO log VALUES ('c'); COMMIT";
+        remote.rows(both).await;
+        remote.rows("BEGIN; DELETE FROM t; ROLLBACK").await;
+        let queries = [
+            "SELECT id, v FROM t ORDER BY id",
+            "SELECT v FROM t WHERE id = 8",
+            "SELECT k, s FROM sums ORDER BY k",
+            "SELECT line, count(*) FROM log GROUP BY line ORDER BY line",
+            "SELECT count(*) FROM t JOIN sums ON t.v % 3 = sums.k",
+            "SELECT id FROM t WHERE id BETWEEN 3 AND 5 ORDER BY id",
+        ];
+        for query in queries {
+            let (here, there) = (server.direct.text(query).await, remote.text(query).await);
+            assert_eq!(there, here, "{query}");
+            assert!(!here.is_empty(), "{query}");
+        }
+        assert_eq!(remote.text("SELECT v FROM t WHERE id = 8").await, "-1");
+        let duplicate = remote.error("INSERT INTO t VALUES (8, 1)").await;
+        assert_eq!(
+            (duplicate.state.0, duplicate.detail.as_deref()),
+            ("23505", Some("Key (id)=(8) already exists."))
+        );
+        // How jobs are the leader tells.
+        let jobs = "SELECT name, state, rows FROM millrace_catalog.jobs ORDER BY name";
+        let told = remote.text(jobs).await;
+        assert!(told.contains("log|running|4") && told.contains("sums|running|4"), "{told}");
+    });
+}
+
+#[test]
+fn a_large_load_goes_through() {
+    run(async {
+        let server = Server::start().await;
+        let remote = server.remote(2_000).await;
+        remote.rows("CREATE TABLE t (id bigint PRIMARY KEY, v text)").await;
+        let rows = "SELECT i, 'some text of row ' || i FROM generate_series(1, 30000) AS g(i)";
+        remote.rows(&format!("INSERT INTO t {rows}")).await;
+        let sum = "SELECT count(*), sum(id), sum(length(v)) FROM t";
+        assert_eq!(remote.text(sum).await, server.direct.text(sum).await);
+        let error = remote.error(&format!("INSERT INTO t {rows}")).await;
+        assert_eq!(error.state.0, "23505");
+        // Beyond what a statement holds, and moving every key.
+        remote.rows("UPDATE t SET id = id + 1, v = v || repeat('x', 400)").await;
+        assert_eq!(remote.text(sum).await, server.direct.text(sum).await);
+        assert_eq!(remote.text("SELECT min(id), max(id) FROM t").await, "2|30001");
+    });
+}
+
+#[test]
+fn what_others_have_defined_is_looked_for_at_the_head() {
+    run(async {
+        let server = Server::start().await;
+        // Nobody hands them records: they read the bucket when they must.
+        let (one, other) = (server.remote(2_000).await, server.remote(3_000).await);
+        one.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        one.rows("INSERT INTO t VALUES (1)").await;
+        assert_eq!(other.text("SELECT id FROM t").await, "1");
+        one.rows("DROP TABLE t; CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        one.rows("INSERT INTO t VALUES (2, 3)").await;
+        // Planned with the table that is gone, and again.
+        assert_eq!(other.text("SELECT * FROM t").await, "2|3");
+        other.rows("DROP TABLE IF EXISTS t").await;
+        assert_eq!(one.error("SELECT * FROM t").await.state.0, "42P01");
+        assert_eq!(other.error("SELECT * FROM nobody_knows").await.state.0, "42P01");
+        one.rows("CREATE SCHEMA s; CREATE TABLE s.u (id bigint)").await;
+        other.rows("CREATE TABLE IF NOT EXISTS s.u (id bigint)").await;
+        other.rows("INSERT INTO s.u VALUES (5)").await;
+        assert_eq!(one.text("SELECT id FROM s.u").await, "5");
+    });
+}
+
+#[test]
+fn what_is_committed_is_read_without_leader_and_worker() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        server.direct.rows("CREATE MATERIALIZED VIEW n AS SELECT count(*) AS n FROM t").await;
+        server.direct.rows("INSERT INTO t VALUES (1, 2), (3, 4)").await;
+        assert_eq!(server.direct.text("SELECT n FROM n").await, "2");
+        let alone = server.cut_off(2_000).await;
+        let any = "SET read_freshness = 'any'; ";
+        assert_eq!(alone.text(&format!("{any}SELECT n FROM n")).await, "2");
+        assert_eq!(alone.text(&format!("{any}SELECT v FROM t WHERE id = 3")).await, "4");
+        let soon = "SET read_wait_timeout = '300ms'; ";
+        let error = alone.error(&format!("{soon}SELECT n FROM n")).await;
+        assert_eq!(error.state.0, "57P03");
+        assert!(error.message.contains("the leader does not answer"), "{error:?}");
+        // A statement may have arrived, and the log does not know it.
+        let error = alone.error("INSERT INTO t VALUES (5, 6)").await;
+        assert_eq!(error.state.0, "08007", "{error:?}");
+        let error = alone.error("CREATE TABLE u (id bigint)").await;
+        assert_eq!(error.state.0, "08007", "{error:?}");
+    });
+}
+
+#[test]
+fn writers_that_read_what_others_write_lose_nothing() {
+    run(async {
+        let server = Server::start().await;
+        let (one, other) = (server.remote(2_000).await, server.remote(3_000).await);
+        one.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        one.rows("CREATE TABLE copies (n bigint)").await;
+        one.rows("INSERT INTO t VALUES (1, 0), (2, 0)").await;
+        // What each reads the other one writes, so that they conflict until one has the tables to itself.
+        let write = async |sessions: &Sessions, id: u32| {
+            for _ in 0..8 {
+                let sum = "(SELECT sum(v) FROM t)";
+                sessions.rows(&format!("UPDATE t SET v = {sum} + 1 WHERE id = {id}")).await;
+                sessions.rows(&format!("INSERT INTO copies SELECT {sum}")).await;
+            }
+        };
+        tokio::join!(write(&one, 1), write(&other, 2));
+        // Alone, in some order: each sees all before it, so no value comes twice.
+        let repeated = "SELECT count(*) - count(DISTINCT v) FROM t";
+        assert_eq!(one.text(repeated).await, "0");
+        assert_eq!(one.text("SELECT count(*) FROM copies").await, "16");
+        assert_eq!(
+            one.text("SELECT max(n) = (SELECT sum(v) FROM t) FROM copies").await,
+            "t",
+            "the last copy is of the last sum"
+        );
+    });
+}
+
+#[test]
+fn a_read_of_a_version_that_is_gone_goes_on_with_the_next() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        let rows = "SELECT i, i FROM generate_series(1, 3000) AS g(i)";
+        server.direct.rows(&format!("INSERT INTO t {rows}")).await;
+        // It has followed the log up to here.
+        let alone = server.cut_off(2_000).await;
+        let catalog = server.direct.shared().cluster.catalog();
+        let id = RelationId(catalog.get("public", "t").unwrap().id);
+        let before = server.meta.version(id).unwrap();
+        assert!(!before.tail.is_empty());
+        let edit = server.worker.store().job(id).unwrap().flush().await.unwrap();
+        let generation = Generation(before.generation);
+        let meta = server.meta.as_ref() as &dyn MetaService;
+        assert!(meta.commit_edit(id, generation, edit).await.unwrap());
+        assert!(server.meta.version(id).unwrap().tail.is_empty());
+        for slice in &before.tail {
+            server.bucket.delete(&Path::from(slice.object.as_str())).await.unwrap();
+        }
+        let any = "SET read_freshness = 'any'; ";
+        assert_eq!(
+            alone.text(&format!("{any}SELECT count(*), sum(v) FROM t")).await,
+            "3000|4501500"
+        );
+    });
+}
