@@ -20,7 +20,7 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    flags: Option<Flags>,
+    flags: Flags,
 }
 
 #[derive(Subcommand)]
@@ -41,16 +41,16 @@ struct Flags {
     listen: String,
     /// Directory that holds the buckets
     #[arg(long, env = "MILLRACE_S3_DATA_DIR", value_name = "DIR")]
-    data_dir: PathBuf,
+    data_dir: Option<PathBuf>,
     /// A bucket that is to be there; may be given several times (in the environment separated by commas)
     #[arg(long, env = "MILLRACE_S3_BUCKET", value_name = "NAME", value_delimiter = ',')]
     bucket: Vec<String>,
     /// The one access key
     #[arg(long, env = "MILLRACE_S3_ACCESS_KEY", value_name = "KEY")]
-    access_key: String,
+    access_key: Option<String>,
     /// Its secret
     #[arg(long, env = "MILLRACE_S3_SECRET_KEY", value_name = "KEY", hide_env_values = true)]
-    secret_key: String,
+    secret_key: Option<String>,
     /// Latencies, bandwidth and limits of a kind of store
     #[arg(long, env = "MILLRACE_S3_PROFILE", default_value = "instant")]
     profile: ProfileName,
@@ -161,8 +161,14 @@ impl From<FaultFlags> for Faults {
     }
 }
 
-impl From<Flags> for Options {
-    fn from(flags: Flags) -> Options {
+impl TryFrom<Flags> for Options {
+    type Error = String;
+
+    /// What must be given is checked here: the subcommand needs none of it.
+    fn try_from(flags: Flags) -> Result<Options, String> {
+        fn given<T>(value: Option<T>, flag: &str, env: &str) -> Result<T, String> {
+            value.ok_or_else(|| format!("--{flag} (or {env}) is missing"))
+        }
         let mut profile = match flags.profile {
             ProfileName::Instant => Profile::INSTANT,
             ProfileName::Nvme => Profile::NVME,
@@ -173,17 +179,17 @@ impl From<Flags> for Options {
         profile.bytes_per_second = flags.bytes_per_second.unwrap_or(profile.bytes_per_second);
         profile.requests_per_second =
             flags.requests_per_second.unwrap_or(profile.requests_per_second);
-        Options {
+        Ok(Options {
             listen: flags.listen,
-            data_dir: flags.data_dir,
+            data_dir: given(flags.data_dir, "data-dir", "MILLRACE_S3_DATA_DIR")?,
             buckets: flags.bucket,
-            access_key: flags.access_key,
-            secret_key: flags.secret_key,
+            access_key: given(flags.access_key, "access-key", "MILLRACE_S3_ACCESS_KEY")?,
+            secret_key: given(flags.secret_key, "secret-key", "MILLRACE_S3_SECRET_KEY")?,
             profile,
             faults: flags.faults.into(),
             seed: flags.seed,
             racy: flags.racy,
-        }
+        })
     }
 }
 
@@ -198,10 +204,9 @@ fn main() -> ExitCode {
                 .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,s3s=off")),
         )
         .init();
-    let result = match (cli.command, cli.flags) {
-        (Some(Command::Health { listen }), _) => health(&listen),
-        (None, Some(flags)) => serve(flags.into()),
-        (None, None) => Err("--data-dir, --access-key and --secret-key are missing".to_string()),
+    let result = match cli.command {
+        Some(Command::Health { listen }) => health(&listen),
+        None => cli.flags.try_into().and_then(serve),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
