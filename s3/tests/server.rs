@@ -31,16 +31,16 @@ fn builder(server: &Server) -> AmazonS3Builder {
 }
 
 fn client(server: &Server) -> Arc<AmazonS3> {
-    Arc::new(builder(server).build().unwrap())
+    Arc::new(builder(server).build().expect("the options are complete"))
 }
 
 async fn start(dir: &FilePath) -> Server {
-    Server::start(Options::new(dir, BUCKET)).await.unwrap()
+    Server::start(Options::new(dir, BUCKET)).await.expect("the server starts")
 }
 
 async fn names(store: &AmazonS3, prefix: Option<&str>) -> Vec<String> {
     let prefix = prefix.map(Path::from);
-    let all: Vec<_> = store.list(prefix.as_ref()).try_collect().await.unwrap();
+    let all: Vec<_> = store.list(prefix.as_ref()).try_collect().await.expect("a list");
     all.into_iter().map(|m| m.location.to_string()).collect()
 }
 
@@ -200,8 +200,8 @@ async fn an_upload_in_parts_is_there_when_it_is_complete() {
 
 fn walk(dir: &FilePath) -> Vec<std::path::PathBuf> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in std::fs::read_dir(dir).expect("a directory") {
+        let path = entry.expect("an entry").path();
         if path.is_dir() { files.extend(walk(&path)) } else { files.push(path) }
     }
     files
