@@ -33,6 +33,9 @@ pub enum CallError {
     /// There was no answer: the call may have had its effect, and may be repeated.
     #[error("{peer} does not answer: {cause}")]
     Unreachable { peer: String, cause: String },
+    /// There was no connection: the call has had no effect.
+    #[error("{peer} cannot be reached: {cause}")]
+    NotConnected { peer: String, cause: String },
     /// The caller follows a leader that has been succeeded by the one of this term.
     #[error("the call belongs to a past term: the current one is {term}")]
     StaleTerm { term: u64 },
@@ -62,7 +65,7 @@ pub enum CallError {
 impl CallError {
     /// Whether the same call may succeed when it is repeated as it is.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, CallError::Unreachable { .. })
+        matches!(self, CallError::Unreachable { .. } | CallError::NotConnected { .. })
     }
 
     /// A message without a field that it needs.
@@ -92,7 +95,9 @@ impl CallError {
             CallError::Gap { next } => (Code::OutOfRange, Reason::Gap(proto::StreamGap { next })),
             CallError::Malformed(m) => return Status::invalid_argument(cut(&m)),
             CallError::TooLarge(m) => return Status::resource_exhausted(cut(&m)),
-            CallError::Unreachable { .. } => return Status::unavailable(cut(&message)),
+            CallError::Unreachable { .. } | CallError::NotConnected { .. } => {
+                return Status::unavailable(cut(&message));
+            }
         };
         let refusal = proto::Refusal { reason: Some(reason) };
         let first: String = message.chars().take(200).collect();
@@ -109,7 +114,11 @@ impl CallError {
         let told = status.message().to_owned();
         let unreachable = || {
             let cause = innermost(status).unwrap_or(told.clone());
-            CallError::Unreachable { peer: peer.to_owned(), cause }
+            let peer = peer.to_owned();
+            match was_connected(status) {
+                true => CallError::Unreachable { peer, cause },
+                false => CallError::NotConnected { peer, cause },
+            }
         };
         match status.code() {
             _ if status.source().is_some() => unreachable(),
@@ -128,6 +137,9 @@ impl From<CallError> for SqlError {
         let message = e.to_string();
         match e {
             CallError::Sql(e) => e,
+            CallError::NotConnected { .. } => SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
+                .with_routine(UNREACHABLE)
+                .with_hint("The process is down or cut off; try again when it is back."),
             CallError::Unreachable { .. } => SqlError::new(SqlState::CONNECTION_FAILURE, message)
                 .with_routine(UNREACHABLE)
                 .with_hint("The process is down or cut off; the call may be repeated."),
@@ -165,6 +177,18 @@ fn refused(reason: Option<Reason>) -> CallError {
 }
 
 /// What the transport says in the end: the first lines of its errors only name its layers.
+/// Whether the call may have gone out.
+fn was_connected(status: &Status) -> bool {
+    let mut next = status.source();
+    while let Some(error) = next {
+        if error.is::<tonic::ConnectError>() {
+            return false;
+        }
+        next = error.source();
+    }
+    true
+}
+
 fn innermost(status: &Status) -> Option<String> {
     let mut error: &dyn std::error::Error = status.source()?;
     while let Some(source) = error.source() {

@@ -15,8 +15,10 @@ use crate::standalone::StartError;
 
 /// Between attempts to reach the leader.
 const PAUSE: Duration = Duration::from_millis(500);
+/// How long a statement waits for a leader that is not there, at most.
+const LEADER_PATIENCE: Duration = Duration::from_secs(9);
 /// Attempts between two lines of the log that say that it does not answer.
-const TOLD_EVERY: u32 = 20;
+const TOLD_EVERY: u32 = 3;
 
 /// How a process is connected to the leader, and to others that the log names.
 #[derive(Clone)]
@@ -38,8 +40,8 @@ impl Link {
     ) -> Result<Link, StartError> {
         let identity = Arc::new(Identity::follower());
         let admission = Arc::<Admission>::default();
-        let peer = Peer::new(meta, Arc::clone(&identity), CallLimits::default());
-        let peer = peer.map_err(refused)?;
+        let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
+        let peer = Peer::new(meta, Arc::clone(&identity), limits).map_err(refused)?;
         let process = RegisterProcess {
             nonce: env.random().max(1),
             roles: vec![role as i32],

@@ -158,6 +158,7 @@ fn is_gone(error: &CallError) -> bool {
     matches!(
         error,
         CallError::Unreachable { .. }
+            | CallError::NotConnected { .. }
             | CallError::StaleTerm { .. }
             | CallError::StaleIncarnation { .. }
     )

@@ -176,7 +176,12 @@ impl RemoteCluster {
 
 /// Whether the process has done nothing, because another one is meant.
 fn is_refused(error: &CallError) -> bool {
-    matches!(error, CallError::StaleIncarnation { .. } | CallError::StaleTerm { .. })
+    matches!(
+        error,
+        CallError::StaleIncarnation { .. }
+            | CallError::StaleTerm { .. }
+            | CallError::NotConnected { .. }
+    )
 }
 
 /// About how many rows a statement changes, where nobody has counted them: of an update its old and new rows are one.

@@ -10,7 +10,7 @@ use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
 use millrace_storage::object::{PutWatch, race};
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use prost::bytes::Bytes;
 
 use crate::error::MetaError;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
 use tonic::transport::Endpoint;
@@ -33,7 +34,14 @@ pub struct CallLimits {
     pub answer: Duration,
     /// A connection with a call under way from which nothing comes for so long is taken for broken.
     pub silence: Duration,
+    /// For how long a call waits for a process that cannot be connected to.
+    pub patience: Duration,
 }
+
+/// Terms that one call goes through; a leader does not change more often meanwhile.
+const MOST_TERMS: u32 = 3;
+/// Between attempts to connect.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl Default for CallLimits {
     fn default() -> CallLimits {
@@ -41,6 +49,7 @@ impl Default for CallLimits {
             connect: Duration::from_secs(2),
             answer: Duration::from_secs(10),
             silence: Duration::from_secs(4),
+            patience: Duration::ZERO,
         }
     }
 }
@@ -79,10 +88,13 @@ impl Identity {
         self.incarnation.store(incarnation, Ordering::Release);
     }
 
-    /// Whether it goes over to a term that a refusal has named.
+    /// Goes over to a term that a refusal has named. Whether it did, or another call has before.
     fn adopts(&self, error: &CallError) -> bool {
         let CallError::StaleTerm { term } = error else { return false };
-        self.follows && self.term.fetch_max(*term, Ordering::AcqRel) < *term
+        if self.follows {
+            self.term.fetch_max(*term, Ordering::AcqRel);
+        }
+        self.follows
     }
 
     /// The highest term that others have named when they refused calls; above the own one, there is another leader.
@@ -218,7 +230,8 @@ impl Peer {
         answer.map(Response::into_inner).map_err(|status| self.failed(&status))
     }
 
-    /// Sent once more under a higher term, which has refused it, if this process only follows.
+    /// Sent again under a higher term, which has refused it, if this process only follows, and while there is no
+    /// connection, for as long as the limits say.
     async fn call<M: Clone, R, F>(
         &self,
         limit: Option<Duration>,
@@ -228,7 +241,7 @@ impl Peer {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        let again = self.identity.follows.then(|| message.clone());
+        let begun = Instant::now();
         let once = async |message: M| {
             let mut request = self.request(message);
             if let Some(limit) = limit {
@@ -237,9 +250,18 @@ impl Peer {
             let answer = send(self.transport.clone(), request).await;
             answer.map(Response::into_inner).map_err(|status| self.failed(&status))
         };
-        match (once(message).await, again) {
-            (Err(error), Some(message)) if self.identity.adopts(&error) => once(message).await,
-            (answer, _) => answer,
+        if !self.identity.follows && self.limits.patience.is_zero() {
+            return once(message).await;
+        }
+        let mut adopted = 0;
+        loop {
+            match once(message.clone()).await {
+                Err(error) if adopted < MOST_TERMS && self.identity.adopts(&error) => adopted += 1,
+                Err(CallError::NotConnected { .. }) if begun.elapsed() < self.limits.patience => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                answer => return answer,
+            }
         }
     }
 
