@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{EnvHandle, Generation, RelationId, SqlError};
+use millrace_common::{DeltaChunk, EnvHandle, Generation, RelationId, SqlError};
 use millrace_executor::{ExecOptions, Worker, WorkerOptions};
 use millrace_frontend::server::Shared;
 use millrace_frontend::{
@@ -13,15 +14,19 @@ use millrace_frontend::{
     console,
 };
 use millrace_meta::{LogFollower, Meta, MetaOptions};
+use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
-use millrace_rpc::dml::DmlService;
+use millrace_rpc::dml::{
+    DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
+    TableChange,
+};
 use millrace_rpc::log::MoveParts;
 use millrace_rpc::loopback::Encoded;
 use millrace_rpc::remote::{CallLimits, Peer, RemoteDml, RemoteMeta};
 use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, LivePart, MetaService,
 };
-use millrace_rpc::version::VersionEdit;
+use millrace_rpc::version::{StatementId, VersionEdit};
 use millrace_storage::state_store::StoreOptions;
 use millrace_storage::{StateStore, VersionFollower};
 use object_store::memory::InMemory;
@@ -263,11 +268,8 @@ fn what_is_committed_is_read_without_leader_and_worker() {
         let error = alone.error(&format!("{soon}SELECT n FROM n")).await;
         assert_eq!(error.state.0, "57P03");
         assert!(error.message.contains("the leader does not answer"), "{error:?}");
-        // A statement may have arrived, and the log does not know it.
-        let error = alone.error("INSERT INTO t VALUES (5, 6)").await;
-        assert_eq!(error.state.0, "08007", "{error:?}");
         let error = alone.error("CREATE TABLE u (id bigint)").await;
-        assert_eq!(error.state.0, "08007", "{error:?}");
+        assert_eq!(error.state.0, "57P03", "{error:?}");
     });
 }
 
@@ -326,5 +328,91 @@ fn a_read_of_a_version_that_is_gone_goes_on_with_the_next() {
             alone.text(&format!("{any}SELECT count(*), sum(v) FROM t")).await,
             "3000|4501500"
         );
+    });
+}
+
+/// A worker whose answers to statements are lost, and some of the statements too.
+struct Lossy {
+    worker: Arc<Worker>,
+    arrives: AtomicBool,
+}
+
+#[async_trait]
+impl DmlService for Lossy {
+    async fn apply_dml(
+        &self,
+        table: RelationId,
+        id: StatementId,
+        delta: DeltaChunk,
+        kind: DmlKind,
+        entered: &EntryFlag,
+    ) -> Result<DmlAnswer, CallError> {
+        if self.arrives.load(Ordering::Relaxed) {
+            let worker = self.worker.as_ref() as &dyn DmlService;
+            worker.apply_dml(table, id, delta, kind, entered).await?;
+        }
+        Err(CallError::Unreachable { peer: "worker".to_owned(), cause: "cut off".to_owned() })
+    }
+
+    async fn apply_transaction(
+        &self,
+        _: StatementId,
+        _: Vec<TableChange>,
+        _: ReadSet,
+        _: &EntryFlag,
+    ) -> Result<DmlAnswer, CallError> {
+        Err(SqlError::internal("not part of the test").into())
+    }
+
+    async fn begin_load(
+        &self,
+        _: RelationId,
+        _: StatementId,
+        _: LoadKind,
+    ) -> Result<Box<dyn LoadService>, CallError> {
+        Err(SqlError::internal("not part of the test").into())
+    }
+
+    async fn lock_tables(&self, _: &[RelationId]) -> Result<Option<HeldLocks>, CallError> {
+        Ok(None)
+    }
+
+    async fn allocate_row_ids(&self, _: RelationId, _: u64) -> Result<u64, CallError> {
+        Ok(1)
+    }
+}
+
+#[test]
+fn the_log_tells_what_became_of_a_statement_without_an_answer() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        let worker = Arc::clone(&server.worker);
+        let lossy = Arc::new(Lossy { worker, arrives: AtomicBool::new(true) });
+        let meta = Arc::clone(&server.meta) as Arc<dyn MetaControl>;
+        let dml = Arc::clone(&lossy) as Arc<dyn DmlService>;
+        let remote = server.frontend(2_000, Arc::new(Encoded::meta(meta)), dml).await;
+        remote.rows("INSERT INTO t VALUES (1), (2)").await;
+        assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
+        lossy.arrives.store(false, Ordering::Relaxed);
+        let error = remote.error("INSERT INTO t VALUES (3)").await;
+        assert_eq!(error.state.0, "08007", "{error:?}");
+        assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
+    });
+}
+
+#[test]
+fn a_cursor_elsewhere_is_told_of_changes() {
+    run(async {
+        let server = Server::start().await;
+        let remote = server.remote(2_000).await;
+        remote.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        remote.rows("CREATE MATERIALIZED VIEW n AS SELECT count(*) AS n FROM t").await;
+        remote.rows("CREATE SUBSCRIPTION changes FROM n WITH (retention = '1 day')").await;
+        server.direct.rows("INSERT INTO t VALUES (1)").await;
+        let follow = "DECLARE c SUBSCRIPTION CURSOR FOR changes FULL; \
+                      INSERT INTO t VALUES (2); FETCH 10 FROM c WITH (timeout = '20s')";
+        let told = remote.text(follow).await;
+        assert!(told.contains('1'), "{told}");
     });
 }
