@@ -173,6 +173,10 @@ async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
             }
             Err(_) => {}
         }
+        // Whoever leads next may have begun already.
+        if let Err(error) = log.catch_up().await {
+            warn!(%error, "the log cannot be read, trying again");
+        }
         tokio::time::sleep(PAUSE).await;
     }
 }

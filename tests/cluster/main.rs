@@ -1,0 +1,124 @@
+//! A cluster of real processes over one bucket: what is acknowledged is there once, and views equal their queries,
+//! whichever process is killed, stopped or started again.
+
+// A test is allowed what clippy.toml keeps from the engine.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod process;
+mod transfers;
+
+use std::time::Duration;
+
+use process::Cluster;
+use tokio_postgres::Client;
+use transfers::Transfers;
+
+/// Transfers that must be acknowledged after each event.
+const PROGRESS: usize = 8;
+
+async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(client: &Client, sql: &str) -> T {
+    client.query_one(sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e:?}")).get(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_process_is_killed_and_started_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let admin = cluster.connect("frontend1").await;
+    transfers::create(&admin).await;
+    let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
+    let running = Transfers::start(addresses);
+    running.progress(PROGRESS).await;
+    for name in Cluster::NAMES {
+        let killed = std::time::Instant::now();
+        cluster.process(name).kill();
+        cluster.begin(name);
+        println!("{name} is there again after {:?}", killed.elapsed());
+        if name.starts_with("frontend") {
+            let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
+            running.move_to(addresses);
+        }
+        running.progress(PROGRESS).await;
+        println!("{name} was killed: transfers go on after {:?}", killed.elapsed());
+    }
+    let outcomes = running.end().await;
+    for name in ["frontend1", "frontend2"] {
+        outcomes.check(&cluster.connect(name).await).await;
+    }
+    drop(admin);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_worker_that_wakes_has_lost_its_jobs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    transfers::create(&cluster.connect("frontend1").await).await;
+    let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
+    let running = Transfers::start(addresses);
+    running.progress(PROGRESS).await;
+    cluster.process("compute").signal("STOP");
+    let mut stopped = cluster.begin("compute").expect("there was one before");
+    running.progress(PROGRESS).await;
+    stopped.signal("CONT");
+    stopped.await_end(Duration::from_secs(60));
+    assert!(stopped.log().contains("registered"), "{}", stopped.log());
+    running.progress(PROGRESS).await;
+    let outcomes = running.end().await;
+    outcomes.check(&cluster.connect("frontend2").await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn committed_state_is_read_while_nobody_else_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    transfers::create(&client).await;
+    let total: i64 = one(&client, "SELECT total::bigint FROM totals").await;
+    for name in ["compute", "compactor", "meta"] {
+        cluster.process(name).kill();
+    }
+    let other = cluster.connect("frontend2").await;
+    for client in [&client, &other] {
+        client.batch_execute("SET read_freshness = 'any'").await.unwrap();
+        assert_eq!(one::<i64>(client, "SELECT total::bigint FROM totals").await, total);
+        assert_eq!(one::<i64>(client, "SELECT count(*) FROM accounts").await, transfers::ACCOUNTS);
+    }
+    // What needs the leader says that it is not there, and takes its time before.
+    other
+        .batch_execute("SET read_freshness = 'newest'; SET read_wait_timeout = '500ms'")
+        .await
+        .unwrap();
+    let error = other.query("SELECT count(*) FROM accounts", &[]).await.unwrap_err();
+    assert_eq!(error.code().map(|c| c.code()), Some("57P03"), "{error:?}");
+    cluster.begin("meta");
+    cluster.begin("compute");
+    other.batch_execute("SET read_wait_timeout = '60s'").await.unwrap();
+    other.execute("UPDATE accounts SET balance = balance + 1 WHERE id = 1", &[]).await.unwrap();
+    assert_eq!(one::<i64>(&other, "SELECT total::bigint FROM totals").await, total + 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn runs_are_merged_by_the_compactor() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    transfers::create(&client).await;
+    let compactor: i64 = one(
+        &client,
+        "SELECT incarnation::bigint FROM millrace_catalog.processes WHERE roles = ARRAY['compactor']",
+    )
+    .await;
+    let deadline = std::time::Instant::now() + Duration::from_secs(120);
+    let mut round = 0;
+    while cluster.objects_of(compactor as u64) == 0 {
+        assert!(std::time::Instant::now() < deadline, "{}", cluster.process("compactor").log());
+        round += 1;
+        let sql = format!(
+            "INSERT INTO transfers SELECT 1000000 + {round} * 1000 + x, 1, 2, repeat('x', 100) \
+             FROM generate_series(1, 500) AS x(x)"
+        );
+        client.execute(&sql, &[]).await.unwrap();
+    }
+    let count: i64 = one(&client, "SELECT count(*) FROM transfers").await;
+    assert_eq!(count, round * 500);
+}

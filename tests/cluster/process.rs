@@ -1,0 +1,186 @@
+//! Processes of a cluster under test, over one bucket of an S3 server in the test's own process.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use millrace_s3::{Options, Server};
+use tokio_postgres::{Client, NoTls};
+
+/// How long a process may take until it is ready: a cold binary on a busy machine.
+const START_LIMIT: Duration = Duration::from_secs(120);
+const BUCKET: &str = "cluster";
+/// Small thresholds, so that a short run also flushes, compacts and collects garbage.
+const SMALL: &[&str] = &[
+    "--memory-limit=128MB",
+    "--disk-cache=0",
+    "--flush-size=16KB",
+    "--inline-size=256",
+    "--snapshot-records=32",
+    "--gc-interval=200ms",
+    "--parallelism=2",
+    "--http=off",
+];
+
+/// A running child; killed when dropped.
+pub struct Process {
+    child: Child,
+    /// Where it listens.
+    pub address: String,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Process {
+    fn start(mut command: Command) -> Process {
+        let mut child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary is there");
+        let log = Arc::<Mutex<Vec<String>>>::default();
+        let errors = child.stderr.take().expect("it is piped");
+        let lines = Arc::clone(&log);
+        std::thread::spawn(move || {
+            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                lines.lock().expect("nobody panics with it").push(line);
+            }
+        });
+        let (ready, told) = std::sync::mpsc::channel();
+        let output = child.stdout.take().expect("it is piped");
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if let Some((_, address)) = line.split_once("is ready on ") {
+                    // Nobody may wait any more.
+                    let _ = ready.send(address.to_owned());
+                }
+            }
+        });
+        let mut process = Process { child, address: String::new(), log };
+        process.address = told.recv_timeout(START_LIMIT).unwrap_or_else(|_| {
+            process.kill();
+            panic!("a process was not ready in time:\n{}", process.log())
+        });
+        process
+    }
+
+    pub fn log(&self) -> String {
+        self.log.lock().expect("nobody panics with it").join("\n")
+    }
+
+    /// `kill -9`, and waits until it is gone.
+    pub fn kill(&mut self) {
+        // Already gone is fine.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn await_end(&mut self, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while matches!(self.child.try_wait(), Ok(None)) {
+            assert!(Instant::now() < deadline, "it goes on:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// One leader, one compute process, one compactor and two frontends.
+pub struct Cluster {
+    dir: PathBuf,
+    s3: Server,
+    meta: String,
+    processes: BTreeMap<&'static str, Process>,
+    starts: u32,
+}
+
+/// A name of a process, and the role that it has.
+fn role(name: &str) -> &str {
+    name.trim_end_matches(|c: char| c.is_ascii_digit())
+}
+
+impl Cluster {
+    pub const NAMES: [&'static str; 5] = ["meta", "compute", "compactor", "frontend1", "frontend2"];
+
+    pub async fn start(dir: &Path) -> Cluster {
+        let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
+        // The others must find the leader again when it was killed. The port is free now.
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
+        let (processes, meta) = (BTreeMap::new(), port.to_string());
+        let mut cluster = Cluster { dir: dir.to_owned(), s3, meta, processes, starts: 0 };
+        for name in Cluster::NAMES {
+            cluster.begin(name);
+        }
+        cluster
+    }
+
+    /// Starts a process, beside or in place of the one of this name.
+    pub fn begin(&mut self, name: &'static str) -> Option<Process> {
+        self.starts += 1;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        let listen = if name == "meta" { self.meta.as_str() } else { "127.0.0.1:0" };
+        command
+            .arg(role(name))
+            .args(["--listen", listen])
+            .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
+            .arg("--data-dir")
+            .arg(self.dir.join(format!("{name}-{}", self.starts)))
+            .args(SMALL)
+            .envs([
+                ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
+                ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
+                ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
+                ("AWS_REGION", "us-east-1".to_owned()),
+                ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ]);
+        if name != "meta" {
+            command.args(["--meta", &self.meta]);
+        }
+        self.processes.insert(name, Process::start(command))
+    }
+
+    pub fn process(&mut self, name: &str) -> &mut Process {
+        self.processes.get_mut(name).expect("one of its processes")
+    }
+
+    pub fn address(&self, name: &str) -> String {
+        self.processes[name].address.clone()
+    }
+
+    /// What the object store has of the process that was given this incarnation.
+    pub fn objects_of(&self, incarnation: u64) -> usize {
+        let dir = self.dir.join(format!("s3/{BUCKET}/millrace/data/{incarnation}"));
+        std::fs::read_dir(dir).map_or(0, |entries| entries.count())
+    }
+
+    /// A session at a frontend.
+    pub async fn connect(&self, name: &str) -> Client {
+        connect(&self.address(name)).await.expect("the frontend takes sessions")
+    }
+}
+
+/// A session at an address.
+pub async fn connect(address: &str) -> Result<Client, tokio_postgres::Error> {
+    let (host, port) = address.rsplit_once(':').expect("host and port");
+    let config = format!("host={host} port={port} user=root dbname=dev connect_timeout=10");
+    let (client, connection) = tokio_postgres::connect(&config, NoTls).await?;
+    tokio::spawn(connection);
+    client.batch_execute("SET read_wait_timeout = '60s'; SET statement_timeout = '90s'").await?;
+    Ok(client)
+}
