@@ -32,9 +32,9 @@ use crate::objects::Objects;
 /// Answers 200 to everybody; no bucket has this name.
 pub const HEALTH: &str = "/-/health";
 /// Connections at a time; further ones wait.
-const CONNECTIONS: usize = 1024;
+const CONNECTIONS: usize = 4096;
 /// How long the head of a request may take to arrive.
-const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 /// How long requests under way have to end when the server does.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 /// Before another attempt to accept, when there are no descriptors left.

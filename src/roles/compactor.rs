@@ -46,6 +46,7 @@ impl CompactorProcess {
         let background = runtimes.as_ref().and_then(Runtimes::background);
         let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let follower = Arc::new(follower.await.map_err(SqlError::from)?);
+        tracing::info!(record = follower.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Compactor;
         let link = Link::register(&config.meta, role, advertised, &*overrides.env).await?;

@@ -53,6 +53,7 @@ impl ComputeProcess {
         let background = runtimes.as_ref().and_then(Runtimes::background);
         let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let follower = Arc::new(follower.await.map_err(millrace_common::SqlError::from)?);
+        tracing::info!(record = follower.number(), "the log is read");
         let advertised = &ground.advertised;
         let link =
             Link::register(&config.meta, ProcessRole::Compute, advertised, &*overrides.env).await?;

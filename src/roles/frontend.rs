@@ -70,6 +70,7 @@ impl FrontendProcess {
         limit_paths(&process.access, trusting)?;
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let log = Arc::new(log.await.map_err(SqlError::from)?);
+        tracing::info!(record = log.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Frontend;
         let link = Link::register(&config.meta, role, advertised, &*overrides.env).await?;

@@ -33,7 +33,6 @@ async fn each_process_is_killed_and_started_again() {
         let killed = std::time::Instant::now();
         cluster.process(name).kill();
         cluster.begin(name);
-        println!("{name} is there again after {:?}", killed.elapsed());
         if name.starts_with("frontend") {
             let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
             running.move_to(addresses);
