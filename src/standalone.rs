@@ -443,7 +443,10 @@ async fn release(reserve: &Option<Reserve>) -> bool {
 
 pub(crate) type OpenedStore = (Arc<dyn ObjectStore>, Option<Arc<Metered>>);
 
-pub(crate) fn open_store(config: &Config, overrides: &Overrides) -> Result<OpenedStore, StartError> {
+pub(crate) fn open_store(
+    config: &Config,
+    overrides: &Overrides,
+) -> Result<OpenedStore, StartError> {
     if let Some(given) = &overrides.object_store {
         return Ok((Arc::clone(given), None));
     }
