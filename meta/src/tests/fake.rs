@@ -191,6 +191,11 @@ pub struct Fake {
 }
 
 impl Fake {
+    /// The leader that it reports to.
+    pub fn attach(&self, meta: &Arc<Meta>) {
+        *self.meta.lock() = Arc::downgrade(meta);
+    }
+
     pub fn behave(&self, job: JobId, behaviour: Behaviour) {
         self.world.lock().behaviours.insert(job, behaviour);
     }
@@ -462,7 +467,7 @@ impl Cluster {
             ..MetaOptions::new(Arc::clone(&store) as _)
         };
         let meta = Meta::open(options).await.unwrap();
-        *fake.meta.lock() = Arc::downgrade(&meta);
+        fake.attach(&meta);
         {
             let mut world = fake.world.lock();
             world.jobs.clear();

@@ -1,0 +1,136 @@
+//! A leader whose jobs run on other processes: who registers, who is fenced, and where jobs run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_common::{EnvHandle, Generation, RelationId, SqlError};
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::control::{Heartbeat, MetaControl};
+use millrace_rpc::log::{ProcessRole, RegisterProcess};
+use millrace_rpc::services::{CompactorService, ComputeService};
+use parking_lot::Mutex;
+
+use super::fake::{Cluster, Fake, NoCompactor};
+use super::store::TestStore;
+use super::{TestEnv, table, view};
+use crate::cluster::Connect;
+use crate::members::PROCESS_LEASE;
+use crate::meta::{Meta, MetaOptions};
+
+/// All processes are one fake worker, whose jobs are those of the newest generation.
+struct Connections {
+    worker: Arc<Fake>,
+    fenced: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Connect for Connections {
+    fn compute(&self, _: &str, _: u64) -> Result<Arc<dyn ComputeService>, SqlError> {
+        Ok(Arc::clone(&self.worker) as _)
+    }
+
+    fn compactor(&self, _: &str, _: u64) -> Result<Arc<dyn CompactorService>, SqlError> {
+        Ok(Arc::new(NoCompactor))
+    }
+
+    fn fenced(&self, incarnation: u64) {
+        self.fenced.lock().push(incarnation);
+    }
+}
+
+async fn leader(store: &Arc<TestStore>) -> (Cluster, Arc<Mutex<Vec<u64>>>) {
+    let options = MetaOptions {
+        env: EnvHandle::new(TestEnv::new(store.requests() + 1)),
+        alone: false,
+        roles: vec![ProcessRole::Meta],
+        address: "m:1".into(),
+        ..MetaOptions::new(Arc::clone(store) as _)
+    };
+    let meta = Meta::open(options).await.unwrap();
+    let fake = Arc::<Fake>::default();
+    fake.attach(&meta);
+    let fenced = Arc::<Mutex<Vec<u64>>>::default();
+    let connect = Connections { worker: Arc::clone(&fake), fenced: Arc::clone(&fenced) };
+    meta.start_cluster(Arc::new(connect)).await.unwrap();
+    (Cluster { meta, fake, store: Arc::clone(store) }, fenced)
+}
+
+fn process(nonce: u64, role: ProcessRole, address: &str) -> RegisterProcess {
+    RegisterProcess { nonce, roles: vec![role as i32], address: address.into() }
+}
+
+async fn registered(meta: &Meta, process: RegisterProcess) -> u64 {
+    MetaControl::register_process(meta, process).await.unwrap()
+}
+
+async fn beat(meta: &Meta, incarnation: u64) -> Result<u64, CallError> {
+    meta.beat(Heartbeat { incarnation, ..Heartbeat::default() }).await
+}
+
+fn placed(meta: &Meta, id: RelationId) -> (u64, Generation) {
+    let state = meta.state_for_tests();
+    (state.jobs[&id].process, Generation(state.jobs[&id].version.generation))
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_wait_for_a_compute_process_and_go_to_the_newest() {
+    let (cluster, fenced) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let t = cluster.create(table("t")).await;
+    assert_eq!(placed(&meta, t).0, 0, "there is no process for it");
+    let jobs = MetaControl::jobs(&*meta).await.unwrap();
+    assert_eq!(jobs[0].state, "starting");
+    assert!(jobs[0].reason.as_deref().unwrap_or_default().contains("no compute process"));
+
+    let first = registered(&meta, process(7, ProcessRole::Compute, "a:1")).await;
+    assert_eq!(registered(&meta, process(7, ProcessRole::Compute, "a:1")).await, first);
+    let v = cluster.created(view("v", &[t])).await;
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v]).await, [1, 1]);
+    let (on, generation) = placed(&meta, t);
+    assert_eq!(on, first);
+
+    let second = registered(&meta, process(8, ProcessRole::Compute, "b:1")).await;
+    assert_eq!(placed(&meta, t), (second, Generation(generation.0 + 1)));
+    assert_eq!(*fenced.lock(), [first]);
+    assert!(matches!(beat(&meta, first).await, Err(CallError::Fenced { .. })));
+    assert!(beat(&meta, second).await.is_ok());
+    cluster.read(&[t, v]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_is_silent_is_fenced_and_its_jobs_run_nowhere() {
+    let (cluster, fenced) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let compute = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let frontend = registered(&meta, process(2, ProcessRole::Frontend, "f:1")).await;
+    let t = cluster.created(table("t")).await;
+    for _ in 0..15 {
+        tokio::time::sleep(PROCESS_LEASE / 10).await;
+        beat(&meta, frontend).await.unwrap();
+    }
+    assert_eq!(*fenced.lock(), [compute], "the frontend has told that it is there");
+    assert_eq!(placed(&meta, t).0, 0);
+    let again = registered(&meta, process(3, ProcessRole::Compute, "a:1")).await;
+    assert_eq!(placed(&meta, t).0, again);
+    cluster.read(&[t]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_leader_goes_on_with_the_processes_of_the_one_before() {
+    let store = TestStore::new();
+    let (cluster, _) = leader(&store).await;
+    let compute = registered(&cluster.meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let t = cluster.created(table("t")).await;
+    let before = placed(&cluster.meta, t);
+    cluster.meta.shutdown().await;
+    drop(cluster);
+    let (cluster, fenced) = leader(&store).await;
+    assert_eq!(placed(&cluster.meta, t), before, "a change of leader raises no generation");
+    assert!(beat(&cluster.meta, compute).await.is_ok());
+    let names = cluster.meta.processes().into_iter().map(|p| p.process.registration.address);
+    assert_eq!(names.collect::<Vec<_>>(), ["a:1", "m:1"], "the leader before is fenced");
+    // The table's job is opened again.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    cluster.insert(t).await;
+    assert!(fenced.lock().is_empty());
+}
