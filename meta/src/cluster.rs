@@ -28,6 +28,8 @@ use crate::stream::Sender;
 
 /// Between looks for processes that are lost.
 const LOOK: Duration = Duration::from_secs(1);
+/// A look that comes later than this after the last one: this process itself has stood still.
+const LATE: Duration = Duration::from_secs(3);
 
 /// The way from the leader to other processes.
 pub trait Connect: Send + Sync {
@@ -185,11 +187,18 @@ impl Cluster {
     }
 
     async fn look_for_lost(self: Arc<Cluster>) {
+        let mut looked = self.shared.env.now();
         loop {
             tokio::time::sleep(LOOK).await;
+            let now = self.shared.env.now();
+            if now.saturating_duration_since(looked) > LATE {
+                // What the others have told meanwhile may not have been read yet.
+                self.shared.members.begin_again(now);
+            }
+            looked = now;
             let lost = {
                 let state = self.shared.state.read();
-                let mut lost = self.shared.members.lost(&state.processes, self.shared.env.now());
+                let mut lost = self.shared.members.lost(&state.processes, now);
                 lost.retain(|id| self.shared.incarnation.get() != Some(id));
                 lost
             };

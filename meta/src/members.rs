@@ -35,6 +35,13 @@ impl Members {
         self.0.lock().entry(incarnation).or_insert(contact);
     }
 
+    /// This process could not hear anybody until now: all have their lease from here on.
+    pub fn begin_again(&self, now: Instant) {
+        for contact in self.0.lock().values_mut() {
+            contact.last = now;
+        }
+    }
+
     pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
         let Heartbeat { incarnation, reads_from, pinned, jobs, .. } = heartbeat;
         let reads_from = reads_from.map(Epoch);
@@ -100,8 +107,12 @@ mod tests {
         members.note(beat(2), Instant::now());
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(members.lost(&processes, Instant::now()), [1], "of 3 nothing is expected yet");
+        members.begin_again(Instant::now());
+        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0], "nobody was heard");
+        tokio::time::advance(PROCESS_LEASE + Duration::from_millis(1)).await;
+        assert_eq!(members.lost(&processes, Instant::now()), [1, 2]);
         processes.fence(1);
-        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0]);
+        assert_eq!(members.lost(&processes, Instant::now()), [2]);
     }
 
     #[tokio::test]
