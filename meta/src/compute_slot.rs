@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use millrace_common::{Generation, JobId, SqlError};
+use millrace_common::{Generation, JobId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, StartJob};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle};
@@ -58,26 +58,64 @@ impl ComputeSlot {
     }
 
     /// Waits until there is a process.
-    async fn service(&self) -> Arc<dyn ComputeService> {
+    async fn process(&self) -> Current {
         let mut current = self.current.subscribe();
         loop {
             if let Some(current) = current.borrow_and_update().clone() {
-                return current.service;
+                return current;
             }
             // The sender is in `self`.
             let _ = current.changed().await;
         }
     }
 
-    fn service_now(&self) -> Option<Arc<dyn ComputeService>> {
-        self.current.borrow().as_ref().map(|current| Arc::clone(&current.service))
+    /// Completes when jobs run on this process no longer.
+    async fn replaced(&self, incarnation: u64) {
+        let is_other = |current: &Option<Current>| {
+            current.as_ref().is_none_or(|c| c.incarnation != incarnation)
+        };
+        // The sender is in `self`.
+        let _ = self.current.subscribe().wait_for(is_other).await;
+    }
+
+    /// Calls the process, and gives up when another takes its place: it may never answer.
+    async fn call<T, F>(
+        &self,
+        call: impl FnOnce(Arc<dyn ComputeService>) -> F,
+    ) -> Result<T, SqlError>
+    where
+        F: Future<Output = Result<T, SqlError>>,
+    {
+        let Current { incarnation, service } = self.process().await;
+        tokio::select! {
+            biased;
+            answer = call(service) => answer,
+            () = self.replaced(incarnation) => Err(SqlError::new(
+                SqlState::CANNOT_CONNECT_NOW,
+                format!("compute process {incarnation} has been replaced"),
+            )),
+        }
+    }
+
+    /// Tells the process, if there is one, something that ends with it.
+    async fn tell<F>(&self, call: impl FnOnce(Arc<dyn ComputeService>) -> F)
+    where
+        F: Future<Output = ()>,
+    {
+        let current = self.current.borrow().clone();
+        let Some(Current { incarnation, service }) = current else { return };
+        tokio::select! {
+            biased;
+            () = call(service) => {}
+            () = self.replaced(incarnation) => {}
+        }
     }
 }
 
 #[async_trait]
 impl ComputeService for ComputeSlot {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        self.service().await.start_job(start).await
+        self.call(|process| async move { process.start_job(start).await }).await
     }
 
     async fn cut(
@@ -86,22 +124,20 @@ impl ComputeService for ComputeSlot {
         generation: Generation,
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
-        self.service().await.cut(job, generation, cut).await
+        self.call(|process| async move { process.cut(job, generation, cut).await }).await
     }
 
     async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
-        self.service().await.apply_records(message).await
+        self.process().await.service.apply_records(message).await
     }
 
     async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
-        self.service().await.applied_since(known).await
+        self.process().await.service.applied_since(known).await
     }
 
     /// Of a process that is gone there is nothing to end.
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
-        if let Some(service) = self.service_now() {
-            service.abort_epoch(job, generation, error).await;
-        }
+        self.tell(|process| async move { process.abort_epoch(job, generation, error).await }).await;
     }
 
     async fn publish(
@@ -110,13 +146,11 @@ impl ComputeService for ComputeSlot {
         generation: Generation,
         handles: Vec<PublishHandle>,
     ) -> Result<(), SqlError> {
-        self.service().await.publish(job, generation, handles).await
+        self.call(|process| async move { process.publish(job, generation, handles).await }).await
     }
 
     /// Of a process that is gone there is nothing to stop.
     async fn stop_job(&self, job: JobId, generation: Generation) {
-        if let Some(service) = self.service_now() {
-            service.stop_job(job, generation).await;
-        }
+        self.tell(|process| async move { process.stop_job(job, generation).await }).await;
     }
 }
