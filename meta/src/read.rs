@@ -203,6 +203,8 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
             return Some(error);
         }
         match shared.job(*id).map(|h| h.state()) {
+            // Its process is gone: it goes on as soon as another is there.
+            Some(JobState::Failed { code, .. }) if is_cut_off(code) => {}
             Some(JobState::Failed { code, reason, .. }) => {
                 let message = format!("relation \"{name}\" is not up to date: its job has failed");
                 return Some(failed(code, message).with_detail(reason).with_hint(
@@ -222,6 +224,11 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
         }
     }
     None
+}
+
+/// Whether a job has failed because the process that it ran on does not answer, or has been replaced.
+fn is_cut_off(code: SqlState) -> bool {
+    matches!(code, SqlState::CONNECTION_FAILURE | SqlState::CANNOT_CONNECT_NOW)
 }
 
 /// See [`MetaState::given_up`].

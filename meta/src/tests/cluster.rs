@@ -10,7 +10,7 @@ use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
 
-use super::fake::{Cluster, Fake, NoCompactor};
+use super::fake::{Behaviour, Cluster, Fake, NoCompactor};
 use super::store::TestStore;
 use super::{TestEnv, table, view};
 use crate::cluster::Connect;
@@ -133,4 +133,24 @@ async fn another_leader_goes_on_with_the_processes_of_the_one_before() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.insert(t).await;
     assert!(fenced.lock().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_waits_while_its_job_goes_to_another_process() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let t = cluster.created(table("t")).await;
+    let v = cluster.created(view("v", &[t])).await;
+    cluster.fake.behave(v, Behaviour { is_cut_off: true, ..Behaviour::default() });
+    cluster.fake.insert(t).await.unwrap();
+    let relations = [v];
+    let reading = meta.read_epoch(&relations, None, true);
+    let replaced = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        cluster.fake.behave(v, Behaviour::default());
+        registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    };
+    let (epoch, ()) = tokio::join!(reading, replaced);
+    assert_eq!(cluster.fake.value_at(v, epoch.unwrap()), 1);
 }

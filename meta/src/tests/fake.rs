@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{Entry, MoveParts};
 use millrace_rpc::sequence::Sequence;
@@ -28,6 +28,8 @@ pub struct Behaviour {
     pub hang: bool,
     pub fail_start: Option<String>,
     pub fail_cut: Option<String>,
+    /// Its process does not answer.
+    pub is_cut_off: bool,
     /// A bug in what the driver runs itself.
     pub panic_in_cut: bool,
     pub cut_takes: Duration,
@@ -300,6 +302,9 @@ impl ComputeService for Fake {
             std::future::pending::<()>().await;
         }
         assert!(!behaviour.panic_in_cut, "planted");
+        if behaviour.is_cut_off {
+            return Err(SqlError::new(SqlState::CONNECTION_FAILURE, "planted"));
+        }
         if let Some(reason) = behaviour.fail_cut {
             return Err(SqlError::internal(reason));
         }
