@@ -8,11 +8,13 @@ use futures::StreamExt;
 use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{OptionEntry, Relation};
-use millrace_rpc::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
+use millrace_rpc::control::{
+    Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream, TableRetention,
+};
 use millrace_rpc::log::{RegisterProcess, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::stream::{AppliedRecord, StreamMessage};
-use millrace_rpc::version::VersionEdit;
+use millrace_rpc::version::{VersionEdit, cleaned, late_rows};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver};
 use tokio_util::sync::CancellationToken;
@@ -43,7 +45,9 @@ impl Meta {
             rebuilding: status.is_being_rebuilt(),
             epoch: status.epoch.0,
             lag_ms: status.frontier.is_some().then_some(status.lag_ms),
+            late_rows: late_rows(&status.version),
             watermarks: status.version.watermarks.clone(),
+            cleaned: cleaned(&status.version).into_iter().map(retention).collect(),
             rows: status.row_count,
             commits: status.counters.commits,
             restarts: status.counters.restarts,
@@ -73,6 +77,10 @@ impl Meta {
             _ => None,
         }
     }
+}
+
+fn retention((table, kept_since): (u32, i64)) -> TableRetention {
+    TableRetention { table, kept_since }
 }
 
 /// What follows, in messages. Records that a slow follower misses it reads from the bucket.

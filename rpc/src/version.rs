@@ -6,6 +6,21 @@ use crate::vnode_set;
 /// Names of counters that hold from when on rows of a state table are kept begin with this.
 pub const RETAIN: &str = "retain.";
 
+/// Names of counters of rows that came too late begin with this.
+pub const LATE: &str = "late.";
+
+/// From when on rows of state tables are kept, by a job's counters: (table, microseconds).
+pub fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
+    let bound =
+        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
+    version.counters.iter().filter_map(bound).collect()
+}
+
+/// Rows that were too late for a job's inputs, or for the table.
+pub fn late_rows(version: &JobVersion) -> u64 {
+    version.counters.iter().filter(|(name, _)| name.starts_with(LATE)).map(|(_, n)| n).sum()
+}
+
 /// The counter that holds from when on rows of a state table are kept, in microseconds.
 pub fn retention_counter(table: u32) -> String {
     format!("{RETAIN}{table}")

@@ -1,12 +1,9 @@
 //! What a compute process tells of its jobs: what only the process knows that they run on.
 
-use std::sync::Arc;
-
 use millrace_executor::Worker;
 use millrace_frontend::cluster::{JobRow, TableRow, job_report};
 use millrace_meta::LogFollower;
 use millrace_rpc::control::JobReport;
-use millrace_rpc::version::{JobVersion, RETAIN};
 use millrace_storage::{StateStore, TableStats};
 
 /// Of all jobs that are open here.
@@ -18,9 +15,9 @@ pub fn worker_reports(
     let incarnation = store.incarnation();
     let placed = follower.read(|state| {
         let jobs = state.jobs.iter().filter(|(_, job)| job.process == incarnation);
-        jobs.map(|(id, job)| (*id, Arc::clone(&job.version))).collect::<Vec<_>>()
+        jobs.map(|(id, _)| *id).collect::<Vec<_>>()
     });
-    let report = |(id, version): (_, Arc<JobVersion>)| {
+    let report = |id| {
         let stats = worker.stats(id)?;
         let job = store.job(id);
         let tables = job.map_or(vec![], |job| job.stats().tables);
@@ -36,26 +33,12 @@ pub fn worker_reports(
             scanned: stats.scanned,
             to_scan: stats.to_scan,
             reason,
-            late_rows: late_rows(&version),
-            cleaned: cleaned(&version),
             operators: stats.operators,
             tables: tables.into_iter().map(table_row).collect(),
             ..JobRow::default()
         }))
     };
     placed.into_iter().filter_map(report).collect()
-}
-
-fn late_rows(version: &JobVersion) -> u64 {
-    let late = millrace_executor::input::watermark::LATE;
-    version.counters.iter().filter(|(name, _)| name.starts_with(late)).map(|(_, n)| n).sum()
-}
-
-/// From when on rows of state tables are kept: (table, microseconds).
-fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
-    let bound =
-        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
-    version.counters.iter().filter_map(bound).collect()
 }
 
 fn table_row(t: TableStats) -> TableRow {

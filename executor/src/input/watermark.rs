@@ -226,7 +226,7 @@ impl SplitWatermark {
 }
 
 /// Counters of late rows begin with this.
-pub const LATE: &str = "late.";
+pub use millrace_rpc::version::LATE;
 
 /// Whether a split is idle, by the newest of these marks.
 pub fn is_idle(split: u32, marks: &[SplitMarkAt]) -> bool {

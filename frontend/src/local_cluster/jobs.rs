@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use millrace_common::JobId;
-use millrace_executor::input::watermark::LATE;
 use millrace_executor::stats::{JobStats, OperatorStats};
 use millrace_meta::status::STALL_AFTER;
 use millrace_meta::{JobState, JobStatus};
-use millrace_rpc::version::{JobVersion, RETAIN};
+use millrace_rpc::version::{cleaned, late_rows};
 use millrace_storage::TableStats;
 use millrace_storage::cache::Retrying;
 use millrace_storage::object::PutProgress;
@@ -190,18 +189,6 @@ fn progress(s: &JobStatus, scanned: u64, to_scan: u64) -> Option<String> {
     }
     let percent = u128::from(scanned) * 100 / u128::from(to_scan.max(1));
     Some(format!("{}%", percent.min(99)))
-}
-
-/// Rows that were too late for the job's inputs, or for the table.
-fn late_rows(version: &JobVersion) -> u64 {
-    version.counters.iter().filter(|(name, _)| name.starts_with(LATE)).map(|(_, n)| n).sum()
-}
-
-/// From when on rows of state tables are kept: (table, microseconds).
-fn cleaned(version: &JobVersion) -> Vec<(u32, i64)> {
-    let bound =
-        |(name, v): (&String, &u64)| Some((name.strip_prefix(RETAIN)?.parse().ok()?, *v as i64));
-    version.counters.iter().filter_map(bound).collect()
 }
 
 fn table_row(t: TableStats) -> TableRow {
