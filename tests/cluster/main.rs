@@ -4,7 +4,9 @@
 // A test is allowed what clippy.toml keeps from the engine.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod nemesis;
 mod process;
+mod suites;
 mod transfers;
 
 use std::time::Duration;

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,13 +30,15 @@ const SMALL: &[&str] = &[
 /// A running child; killed when dropped.
 pub struct Process {
     child: Child,
-    /// Where it listens.
+    /// Where it listens, once it is ready.
     pub address: String,
+    ready: Receiver<String>,
     log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Process {
-    fn start(mut command: Command) -> Process {
+    /// Starts it, and does not wait until it is ready.
+    fn spawn(mut command: Command) -> Process {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -50,22 +53,41 @@ impl Process {
                 lines.lock().expect("nobody panics with it").push(line);
             }
         });
-        let (ready, told) = std::sync::mpsc::channel();
+        let (tell, ready) = std::sync::mpsc::channel();
         let output = child.stdout.take().expect("it is piped");
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 if let Some((_, address)) = line.split_once("is ready on ") {
                     // Nobody may wait any more.
-                    let _ = ready.send(address.to_owned());
+                    let _ = tell.send(address.to_owned());
                 }
             }
         });
-        let mut process = Process { child, address: String::new(), log };
-        process.address = told.recv_timeout(START_LIMIT).unwrap_or_else(|_| {
-            process.kill();
-            panic!("a process was not ready in time:\n{}", process.log())
+        Process { child, address: String::new(), ready, log }
+    }
+
+    fn await_ready(&mut self) {
+        self.address = self.ready.recv_timeout(START_LIMIT).unwrap_or_else(|_| {
+            self.kill();
+            panic!("a process was not ready in time:\n{}", self.log())
         });
-        process
+    }
+
+    /// Whether it has said by now that it is ready.
+    pub fn is_ready(&mut self) -> bool {
+        if let Ok(address) = self.ready.try_recv() {
+            self.address = address;
+        }
+        !self.address.is_empty()
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended, by itself or not.
+    pub fn has_ended(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
     }
 
     pub fn log(&self) -> String {
@@ -81,14 +103,13 @@ impl Process {
 
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
-        assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
+        send_signal(self.child.id(), name);
     }
 
     /// Waits until it has ended by itself.
     pub fn await_end(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while matches!(self.child.try_wait(), Ok(None)) {
+        while !self.has_ended() {
             assert!(Instant::now() < deadline, "it goes on:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -99,6 +120,11 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+pub fn send_signal(id: u32, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &id.to_string()]).status();
+    assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
 }
 
 /// One leader, one compute process, one compactor and two frontends.
@@ -130,8 +156,15 @@ impl Cluster {
         cluster
     }
 
-    /// Starts a process, beside or in place of the one of this name.
+    /// Starts a process, beside or in place of the one of this name, and waits until it is ready.
     pub fn begin(&mut self, name: &'static str) -> Option<Process> {
+        let previous = self.spawn(name);
+        self.process(name).await_ready();
+        previous
+    }
+
+    /// Starts a process, beside or in place of the one of this name.
+    pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
         self.starts += 1;
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         let listen = if name == "meta" { self.meta.as_str() } else { "127.0.0.1:0" };
@@ -152,7 +185,7 @@ impl Cluster {
         if name != "meta" {
             command.args(["--meta", &self.meta]);
         }
-        self.processes.insert(name, Process::start(command))
+        self.processes.insert(name, Process::spawn(command))
     }
 
     pub fn process(&mut self, name: &str) -> &mut Process {

@@ -1,9 +1,9 @@
 //! A workload whose outcome can be checked: money goes from account to account, each transfer in a transaction that also
 //! writes it down under a number of its own.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -37,13 +37,17 @@ pub struct Outcomes {
     acknowledged: BTreeSet<i64>,
     /// Nobody knows, or the session was lost.
     unknown: BTreeSet<i64>,
+    /// How many failed with which error.
+    pub errors: BTreeMap<String, usize>,
+    /// The longest time that a transfer took until it succeeded or failed.
+    pub longest: Duration,
 }
 
 /// Two sessions that make transfers until they are ended.
 pub struct Transfers {
     addresses: Arc<Mutex<[String; 2]>>,
     outcomes: Arc<Mutex<Outcomes>>,
-    acknowledged: watch::Sender<usize>,
+    acknowledged: watch::Sender<[usize; 2]>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -52,13 +56,13 @@ struct Session {
     number: usize,
     addresses: Arc<Mutex<[String; 2]>>,
     outcomes: Arc<Mutex<Outcomes>>,
-    acknowledged: watch::Sender<usize>,
+    acknowledged: watch::Sender<[usize; 2]>,
     stop: watch::Receiver<bool>,
 }
 
 impl Transfers {
     pub fn start(addresses: [String; 2]) -> Transfers {
-        let (acknowledged, stop) = (watch::Sender::new(0), watch::Sender::new(false));
+        let (acknowledged, stop) = (watch::Sender::new([0, 0]), watch::Sender::new(false));
         let (addresses, outcomes) = (Arc::new(Mutex::new(addresses)), Arc::default());
         let session = |number| Session {
             number,
@@ -78,11 +82,20 @@ impl Transfers {
 
     /// Waits until so many more have been acknowledged.
     pub async fn progress(&self, more: usize) {
+        let goal = self.acknowledged.borrow().iter().sum::<usize>() + more;
         let mut acknowledged = self.acknowledged.subscribe();
-        let goal = *acknowledged.borrow() + more;
-        let reached = acknowledged.wait_for(|count| *count >= goal);
+        let reached = acknowledged.wait_for(|counts| counts.iter().sum::<usize>() >= goal);
         let reached = tokio::time::timeout(PROGRESS_LIMIT, reached).await;
-        assert!(reached.is_ok(), "transfers do not go on");
+        assert!(reached.is_ok(), "transfers do not go on; errors until now: {}", self.errors());
+    }
+
+    /// How many each session has had acknowledged.
+    pub fn counts(&self) -> [usize; 2] {
+        *self.acknowledged.borrow()
+    }
+
+    pub fn errors(&self) -> String {
+        format!("{:#?}", self.outcomes.lock().expect("nobody panics with it").errors)
     }
 
     pub async fn end(self) -> Outcomes {
@@ -120,17 +133,21 @@ impl Session {
              INSERT INTO transfers VALUES ({n}, {payer}, {payee}, 'n');
              COMMIT"
         );
+        let began = Instant::now();
         let done = client.batch_execute(&sql).await;
+        self.note(|outcomes| outcomes.longest = outcomes.longest.max(began.elapsed()));
         match done {
             Ok(()) => {
-                self.note(|outcomes| outcomes.acknowledged.insert(n));
-                self.acknowledged.send_modify(|count| *count += 1);
+                self.note(|outcomes| _ = outcomes.acknowledged.insert(n));
+                self.acknowledged.send_modify(|counts| counts[self.number] += 1);
             }
             Err(error) => {
                 let code = error.code().map_or("", |c| c.code());
+                let text = format!("{code} {}", error.as_db_error().map_or("", |e| e.message()));
+                self.note(|outcomes| *outcomes.errors.entry(text).or_default() += 1);
                 // The session is gone, or the outcome is said to be unknown.
                 if client.is_closed() || matches!(code, "" | "08007" | "57P01") {
-                    self.note(|outcomes| outcomes.unknown.insert(n));
+                    self.note(|outcomes| _ = outcomes.unknown.insert(n));
                 }
                 // After an error in the middle the transaction is still there; a lost session has none.
                 let _ = client.batch_execute("ROLLBACK").await;
@@ -138,7 +155,7 @@ impl Session {
         }
     }
 
-    fn note(&self, write: impl FnOnce(&mut Outcomes) -> bool) {
+    fn note(&self, write: impl FnOnce(&mut Outcomes)) {
         write(&mut self.outcomes.lock().expect("nobody panics with it"));
     }
 }
