@@ -176,7 +176,6 @@ fn refused(reason: Option<Reason>) -> CallError {
     }
 }
 
-/// What the transport says in the end: the first lines of its errors only name its layers.
 /// Whether the call may have gone out.
 fn was_connected(status: &Status) -> bool {
     let mut next = status.source();
@@ -189,6 +188,7 @@ fn was_connected(status: &Status) -> bool {
     true
 }
 
+/// What the transport says in the end: the first lines of its errors only name its layers.
 fn innermost(status: &Status) -> Option<String> {
     let mut error: &dyn std::error::Error = status.source()?;
     while let Some(source) = error.source() {
