@@ -14,6 +14,7 @@ pub mod log;
 pub mod loopback;
 pub mod proto;
 pub mod remote;
+pub mod request;
 pub mod rows;
 pub mod sequence;
 pub mod services;

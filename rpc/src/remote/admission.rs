@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
+use super::tls::Tls;
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 
 /// Names in a call's metadata: protocol version and build of the caller, the term of the leader that it follows, its
@@ -17,6 +18,8 @@ pub(super) const CALLER_BUILD: &str = "millrace-build";
 pub(super) const TERM: &str = "millrace-term";
 pub(super) const INCARNATION: &str = "millrace-incarnation";
 pub(super) const TARGET: &str = "millrace-target";
+/// The request that a call is part of, for the logs.
+pub(super) const REQUEST: &str = "millrace-request";
 
 /// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,9 +36,20 @@ pub struct Admission {
     incarnation: AtomicU64,
     fenced: RwLock<BTreeSet<u64>>,
     stopping: CancellationToken,
+    /// How callers prove who they are. `None`: they need not.
+    tls: Option<Tls>,
 }
 
 impl Admission {
+    /// Callers must prove who they are.
+    pub fn with_tls(self, tls: Option<Tls>) -> Admission {
+        Admission { tls, ..self }
+    }
+
+    pub(super) fn tls(&self) -> Option<Tls> {
+        self.tls.clone()
+    }
+
     /// The highest term that was met.
     pub fn term(&self) -> u64 {
         self.term.load(Ordering::Acquire)

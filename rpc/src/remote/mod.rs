@@ -3,7 +3,8 @@
 //!
 //! - [`Admission`] decides which calls a process takes: protocol version, term and incarnations are in every call's
 //!   metadata, and a caller that is behind is told what it is behind of.
-//! - [`Server`] listens with the services that a process has; [`Peer`] is the way to another process.
+//! - [`Server`] listens with the services that a process has; [`Peer`] is the way to another process. With [`Tls`], both
+//!   sides prove who they are.
 //! - [`RemoteCompute`], [`RemoteCompactor`], [`RemoteMeta`] and [`RemoteDml`] call.
 //!
 //! A call that is dropped by its caller is dropped by its server. Calls that answer at once have a deadline; those that
@@ -15,13 +16,18 @@ mod compute;
 mod convert;
 mod dml;
 mod meta;
+mod metrics;
+mod observe;
 mod peer;
 mod server;
+mod tls;
 
 pub use admission::{Admission, Caller};
 pub use compactor::RemoteCompactor;
 pub use compute::RemoteCompute;
 pub use dml::RemoteDml;
 pub use meta::RemoteMeta;
+pub use metrics::write_call_metrics;
 pub use peer::{CallLimits, Handshake, Identity, Peer};
 pub use server::Server;
+pub use tls::{Pem, Tls, TlsError};

@@ -10,13 +10,18 @@ use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
 use tonic::transport::Endpoint;
 use tonic::{Request, Response, Status};
+use tower::Layer;
 use tower::util::{BoxCloneSyncService, MapErr};
 
-use super::admission::{CALLER_BUILD, INCARNATION, PROTOCOL, TARGET, TERM};
+use super::admission::{CALLER_BUILD, INCARNATION, PROTOCOL, REQUEST, TARGET, TERM};
+use super::metrics::Side;
+use super::observe::Observe;
 use super::server::MAX_HEADER_BYTES;
+use super::tls::Tls;
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::proto::HandshakeRequest;
 use crate::proto::node_client::NodeClient;
+use crate::request::RequestId;
 
 /// What takes requests to the other process.
 pub(super) type Transport = BoxCloneSyncService<
@@ -63,6 +68,8 @@ pub struct Identity {
     told: AtomicU64,
     /// It leads nobody, so a higher term is nothing but the leader's.
     follows: bool,
+    /// How it proves who it is, and checks others. `None`: connections are neither encrypted nor authenticated.
+    tls: Option<Tls>,
 }
 
 impl Identity {
@@ -76,6 +83,11 @@ impl Identity {
         identity.set_term(term);
         identity.set_incarnation(incarnation);
         identity
+    }
+
+    /// Connections are encrypted, and both sides prove who they are.
+    pub fn with_tls(self, tls: Option<Tls>) -> Identity {
+        Identity { tls, ..self }
     }
 
     /// The process follows the leader of this term, or is it.
@@ -138,7 +150,11 @@ impl Peer {
             .keep_alive_while_idle(false)
             .http2_adaptive_window(true)
             .http2_max_header_list_size(MAX_HEADER_BYTES);
-        let transport = BoxCloneSyncService::new(endpoint.connect_lazy());
+        let channel = match &identity.tls {
+            Some(tls) => endpoint.connect_with_connector_lazy(tls.connect()),
+            None => endpoint.connect_lazy(),
+        };
+        let transport = BoxCloneSyncService::new(Observe(Side::Client).layer(channel));
         Ok(Peer { address: address.into(), transport, identity, target: 0, limits })
     }
 
@@ -283,6 +299,11 @@ impl Peer {
         let incarnation = self.identity.incarnation.load(Ordering::Acquire);
         metadata.insert(INCARNATION, MetadataValue::from(incarnation));
         metadata.insert(TARGET, MetadataValue::from(self.target));
+        let id = RequestId::current().unwrap_or_else(|| RequestId::next(incarnation));
+        // An id is made of digits.
+        if let Ok(id) = MetadataValue::try_from(id.as_str()) {
+            metadata.insert(REQUEST, id);
+        }
         request
     }
 }

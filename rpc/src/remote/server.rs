@@ -10,6 +10,8 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 use super::admission::Admission;
+use super::metrics::Side;
+use super::observe::Observe;
 use super::{compactor, compute, dml, meta};
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::control::MetaControl;
@@ -63,14 +65,18 @@ impl Server {
     pub async fn serve(self, listener: TcpListener) -> Result<(), tonic::transport::Error> {
         let stopping = self.admission.stopping();
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-        tonic::transport::Server::builder()
+        let server = tonic::transport::Server::builder()
+            .layer(Observe(Side::Server))
             .http2_keepalive_interval(Some(CALLER_SILENCE / 2))
             .http2_keepalive_timeout(Some(CALLER_SILENCE / 2))
             .http2_adaptive_window(Some(true))
             .http2_max_header_list_size(MAX_HEADER_BYTES)
-            .add_routes(self.routes)
-            .serve_with_incoming_shutdown(incoming, stopping.cancelled_owned())
-            .await
+            .add_routes(self.routes);
+        let stopped = stopping.cancelled_owned();
+        match self.admission.tls() {
+            Some(tls) => server.serve_with_incoming_shutdown(tls.accept(incoming), stopped).await,
+            None => server.serve_with_incoming_shutdown(incoming, stopped).await,
+        }
     }
 }
 

@@ -8,3 +8,4 @@ mod filled;
 mod golden;
 mod messages;
 mod round_trips;
+mod tls;
