@@ -325,6 +325,8 @@ pub enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{name} is missing: {why}")]
     Missing { name: &'static str, why: &'static str },
+    #[error("--{flag} has no meaning for millrace {role}")]
+    Foreign { flag: String, role: &'static str },
     #[error("{what} ({name})")]
     Unsupported { name: &'static str, what: &'static str },
     #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
@@ -341,7 +343,7 @@ impl Options {
     /// Fills what is not given from the config file, then from defaults.
     pub fn resolve(self) -> Result<Config, ConfigError> {
         let file = match &self.config {
-            Some(path) => read_file(path)?,
+            Some(path) => parsed(path, toml::from_str(&read_file(path)?))?,
             None => Options::default(),
         };
         let given = self.completed_from(file);
@@ -381,7 +383,7 @@ impl Options {
     }
 
     /// These, and where one is not given, that of the config file.
-    fn completed_from(self, file: Options) -> Options {
+    pub(crate) fn completed_from(self, file: Options) -> Options {
         Options {
             listen: self.listen.or(file.listen),
             http: self.http.or(file.http),
@@ -524,13 +526,13 @@ impl Options {
     }
 }
 
-fn read_file(path: &Path) -> Result<Options, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })?;
-    toml::from_str(&text).map_err(|e| ConfigError::Parse {
-        path: path.to_path_buf(),
-        message: e.message().to_string(),
-    })
+pub(crate) fn read_file(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path)
+        .map_err(|source| ConfigError::Read { path: path.to_path_buf(), source })
+}
+
+pub(crate) fn parsed<T>(path: &Path, read: Result<T, toml::de::Error>) -> Result<T, ConfigError> {
+    read.map_err(|e| ConfigError::Parse { path: path.to_path_buf(), message: e.message().into() })
 }
 
 /// `512MB`, `4GiB`, `1048576`: decimal and binary suffixes, case-insensitive.

@@ -5,7 +5,7 @@ mod allocator;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use millrace::roles::{
     ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
     RoleConfig,
@@ -90,7 +90,8 @@ struct Demo {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let given = Cli::command().get_matches();
+    let cli = Cli::from_arg_matches(&given).unwrap_or_else(|e| e.exit());
     // The demo draws on the terminal: only what matters may come between.
     let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
     tracing_subscriber::fmt()
@@ -105,10 +106,10 @@ fn main() -> ExitCode {
         .init();
     let result = match cli.command {
         Some(Command::Standalone(options)) => run(options, serve),
-        Some(Command::Meta(options)) => run_role(options, Role::Meta),
-        Some(Command::Frontend(options)) => run_role(options, Role::Frontend),
-        Some(Command::Compute(options)) => run_role(options, Role::Compute),
-        Some(Command::Compactor(options)) => run_role(options, Role::Compactor),
+        Some(Command::Meta(options)) => run_role(options, Role::Meta, &given),
+        Some(Command::Frontend(options)) => run_role(options, Role::Frontend, &given),
+        Some(Command::Compute(options)) => run_role(options, Role::Compute, &given),
+        Some(Command::Compactor(options)) => run_role(options, Role::Compactor, &given),
         Some(Command::Demo(demo)) => run_demo(demo),
         Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
@@ -208,7 +209,10 @@ fn run<F: Future<Output = Result<(), String>>>(
     run_on_threads(config.memory_limit, serve(config))
 }
 
-fn run_role(options: ClusterOptions, role: Role) -> Result<(), String> {
+fn run_role(options: ClusterOptions, role: Role, given: &ArgMatches) -> Result<(), String> {
+    if let Some((_, given)) = given.subcommand() {
+        ClusterOptions::check_flags(role, given).map_err(|e| e.to_string())?;
+    }
     let config = options.resolve(role).map_err(|e| e.to_string())?;
     run_on_threads(config.process.memory_limit, serve_role(config))
 }

@@ -74,10 +74,16 @@ pub enum StartError {
     #[error("cannot listen on {address}: {source}; give another --http, or --http off")]
     ListenHttp { address: String, source: std::io::Error },
     #[error(
-        "calls of other processes on {address} would be neither encrypted nor authenticated; listen on 127.0.0.1, or give \
-         --insecure-rpc where nobody else can reach the network"
+        "calls of other processes on {address} would be neither encrypted nor authenticated; give --rpc-tls-cert, \
+         --rpc-tls-key and --rpc-tls-ca, or listen on 127.0.0.1, or give --insecure-rpc where nobody else can reach the \
+         network"
     )]
     InsecureRpc { address: String },
+    #[error(
+        "cannot secure calls between processes: {reason}; check --rpc-tls-cert, --rpc-tls-key, --rpc-tls-ca and \
+         --advertise"
+    )]
+    RpcTls { reason: String },
     #[error("cannot encrypt connections: {reason}; check --tls-cert and --tls-key")]
     Tls { reason: String },
     #[error("cannot use --allow-path {}: {source}; name directories that exist", path.display())]

@@ -88,6 +88,11 @@ impl LogFollower {
         let log = LogStore::new(store);
         let began = env.since_boot();
         let state = open_state(&log).await?;
+        if state.number == 0 {
+            tracing::info!(
+                "the log is empty: no meta process has begun to lead on this object store"
+            );
+        }
         let (folded, _) = watch::channel(state.number);
         let follower = LogFollower {
             log,

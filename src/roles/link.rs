@@ -10,7 +10,7 @@ use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::remote::{Admission, CallLimits, Identity, Peer, RemoteMeta};
 use tracing::{info, warn};
 
-use super::refused;
+use super::{Contact, refused};
 use crate::standalone::StartError;
 
 /// Between attempts to reach the leader.
@@ -35,17 +35,17 @@ impl Link {
     pub async fn register(
         meta: &str,
         role: ProcessRole,
-        advertised: &str,
+        advertised: &Contact,
         env: &dyn Env,
     ) -> Result<Link, StartError> {
-        let identity = Arc::new(Identity::follower());
-        let admission = Arc::<Admission>::default();
+        let identity = Arc::new(Identity::follower().with_tls(advertised.tls.clone()));
+        let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
         let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
         let peer = Peer::new(meta, Arc::clone(&identity), limits).map_err(refused)?;
         let process = RegisterProcess {
             nonce: env.random().max(1),
             roles: vec![role as i32],
-            address: advertised.to_owned(),
+            address: advertised.address.clone(),
         };
         let remote = RemoteMeta::new(peer.clone());
         let mut attempts = 0;

@@ -1,7 +1,9 @@
 //! `millrace meta`: the leader of a cluster. It has the log; jobs run on compute processes.
 
+use std::fmt::Write;
 use std::fs::File;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -9,6 +11,7 @@ use millrace_common::access::AccessClass;
 use millrace_common::collections::HashMap;
 use millrace_common::{JobId, SqlError};
 use millrace_graph::codec::decode_graph;
+use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{Connect, Meta, MetaOptions};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
@@ -45,11 +48,16 @@ impl MetaProcess {
         let ground = Ground::prepare(&config, &overrides).await?;
         let meta = take_lead(&config.process, &overrides, || options(&config, &overrides, &ground));
         let meta = meta.await?;
-        let admission = Arc::<Admission>::default();
+        let tls = ground.advertised.tls.clone();
+        let admission = Arc::new(Admission::default().with_tls(tls.clone()));
         admission.raise_term(meta.term());
         admission.set_incarnation(meta.incarnation());
-        let identity = Arc::new(Identity::new(meta.term(), meta.incarnation()));
-        let connect = Peers { identity, admission: Arc::clone(&admission) };
+        let identity = Identity::new(meta.term(), meta.incarnation());
+        let identity = Arc::new(identity.with_tls(tls));
+        let fenced = Arc::<AtomicU64>::default();
+        let admission_of_peers = Arc::clone(&admission);
+        let connect =
+            Peers { identity, admission: admission_of_peers, fenced: Arc::clone(&fenced) };
         meta.start_cluster(Arc::new(connect)).await?;
         set_root_password(&config.process.access, &meta).await?;
         // Frontends find it in the log.
@@ -64,6 +72,15 @@ impl MetaProcess {
             "Records of the log.",
             move || of_log.record(),
         );
+        let of_processes = Arc::clone(&meta);
+        let metrics = metrics
+            .with(
+                "millrace_processes_fenced_total",
+                "counter",
+                "Processes that this one has fenced.",
+                move || fenced.load(Ordering::Relaxed),
+            )
+            .with_text(move |text| write_behind(&of_processes, text));
         let port = MetricsPort::open(&config.process, metrics).await?;
         tell_start(&config.process, &meta, began);
         Ok(MetaProcess { meta, address: ground.address, serving, _port: port, _lock: ground.lock })
@@ -89,7 +106,7 @@ fn options(config: &RoleConfig, overrides: &Overrides, ground: &Ground) -> MetaO
     MetaOptions {
         alone: false,
         roles: vec![ProcessRole::Meta],
-        address: ground.advertised.clone(),
+        address: ground.advertised.address.clone(),
         table_class: Arc::new(move |job, table| classes.of(job, table)),
         table_reads: Arc::new(|_, _| TableReads::MANY),
         pinned: Arc::new(|_| false),
@@ -133,10 +150,29 @@ impl Classes {
     }
 }
 
+/// How far each process is behind the log, for Prometheus.
+fn write_behind(meta: &Meta, text: &mut String) {
+    let name = "millrace_process_records_behind";
+    // Writing to a String does not fail.
+    let _ = writeln!(
+        text,
+        "# HELP {name} Records of the log that the process has not applied yet.\n# TYPE {name} gauge"
+    );
+    let last = meta.record();
+    for ProcessStatus { incarnation, process, applied } in meta.processes() {
+        let role = process.registration.roles().next().unwrap_or_default();
+        let role = format!("{role:?}").to_lowercase();
+        let behind = last.saturating_sub(applied);
+        let _ = writeln!(text, "{name}{{incarnation=\"{incarnation}\",role=\"{role}\"}} {behind}");
+    }
+}
+
 /// The way to the processes that have registered.
 struct Peers {
     identity: Arc<Identity>,
     admission: Arc<Admission>,
+    /// How many.
+    fenced: Arc<AtomicU64>,
 }
 
 impl Peers {
@@ -165,5 +201,6 @@ impl Connect for Peers {
 
     fn fenced(&self, incarnation: u64) {
         self.admission.fence(incarnation);
+        self.fenced.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
+use millrace_rpc::remote::write_call_metrics;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::Config;
@@ -31,11 +32,12 @@ pub struct Metrics {
     role: &'static str,
     incarnation: u64,
     families: Vec<Family>,
+    texts: Vec<Box<dyn Fn(&mut String) + Send + Sync>>,
 }
 
 impl Metrics {
     pub fn new(role: &'static str, incarnation: u64) -> Metrics {
-        let metrics = Metrics { role, incarnation, families: Vec::new() };
+        let metrics = Metrics { role, incarnation, families: Vec::new(), texts: Vec::new() };
         metrics.with(
             "millrace_memory_resident_bytes",
             "gauge",
@@ -56,6 +58,12 @@ impl Metrics {
         self
     }
 
+    /// Adds families that have labels, and write themselves in Prometheus' text format.
+    pub fn with_text(mut self, write: impl Fn(&mut String) + Send + Sync + 'static) -> Metrics {
+        self.texts.push(Box::new(write));
+        self
+    }
+
     /// In Prometheus' text format.
     fn text(&self) -> String {
         let mut text = String::new();
@@ -72,6 +80,10 @@ impl Metrics {
             let _ =
                 writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {}", value());
         }
+        for write in &self.texts {
+            write(&mut text);
+        }
+        write_call_metrics(&mut text);
         text
     }
 }

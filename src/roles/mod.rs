@@ -13,6 +13,7 @@ mod meta;
 mod metrics;
 mod options;
 mod reports;
+mod tls;
 mod upstream;
 
 use std::fs::File;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use millrace_common::SqlError;
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::remote::{Admission, Server};
+use millrace_rpc::remote::{Admission, Server, Tls};
 use object_store::ObjectStore;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -36,14 +37,20 @@ use crate::config::Config;
 use crate::listen::{bind, is_local};
 use crate::standalone::{OpenedStore, Overrides, StartError, lock, open_store};
 
+/// Where others reach a process, and what it proves to them who it is with.
+struct Contact {
+    address: String,
+    /// `None`: calls are neither encrypted nor authenticated.
+    tls: Option<Tls>,
+}
+
 /// What every process of a cluster begins with.
 struct Ground {
     object_store: Arc<dyn ObjectStore>,
     listener: TcpListener,
     /// Where it listens.
     address: SocketAddr,
-    /// Where others reach it.
-    advertised: String,
+    advertised: Contact,
     lock: File,
 }
 
@@ -52,11 +59,14 @@ impl Ground {
         let Config { data_dir, listen, .. } = &config.process;
         let lock = lock(data_dir)?;
         let (listener, address) = bind(listen).await?;
-        if !is_local(&[Some(address)]) && !config.insecure_rpc && config.role != Role::Frontend {
+        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        let advertised = Contact { tls: tls::load(config, &advertised)?, address: advertised };
+        let takes_calls = config.role != Role::Frontend;
+        let is_secured = advertised.tls.is_some() || config.insecure_rpc;
+        if takes_calls && !is_secured && !is_local(&[Some(address)]) {
             return Err(StartError::InsecureRpc { address: address.to_string() });
         }
         let (object_store, _): OpenedStore = open_store(&config.process, overrides)?;
-        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
         Ok(Ground { object_store, listener, address, advertised, lock })
     }
 }

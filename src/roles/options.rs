@@ -1,10 +1,12 @@
 //! What a person can set about a process of a cluster, beyond what a standalone server has.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, ValueEnum};
+use serde::Deserialize;
 
-use crate::config::{Config, ConfigError, Options};
+use crate::config::{Config, ConfigError, Options, parsed, read_file};
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,8 @@ impl Role {
 }
 
 /// How a frontend knows who connects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Auth {
     /// By passwords, unless only this machine can connect
     #[default]
@@ -46,12 +49,20 @@ pub enum Auth {
     Trust,
 }
 
-/// Flags of `millrace meta | frontend | compute | compactor`; each can also be given by environment.
+/// Flags of `millrace meta | frontend | compute | compactor`; each can also be given by environment or in the config file.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ClusterOptions {
     #[command(flatten)]
     pub process: Options,
 
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+}
+
+/// Those that a standalone server does not have.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
+pub struct ClusterFlags {
     /// Where other processes reach this one [default: the address of --listen]
     #[arg(long, env = "MILLRACE_ADVERTISE", value_name = "HOST:PORT", help_heading = "Cluster")]
     pub advertise: Option<String>,
@@ -71,9 +82,44 @@ pub struct ClusterOptions {
     #[arg(long, env = "MILLRACE_INSECURE_RPC", help_heading = "Cluster")]
     pub insecure_rpc: bool,
 
+    /// Certificate chain (PEM) with which this process proves to others who it is; with it, calls between processes are
+    /// encrypted, and both sides need a certificate of the same CA
+    #[arg(long, env = "MILLRACE_RPC_TLS_CERT", value_name = "FILE", help_heading = "Cluster")]
+    pub rpc_tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --rpc-tls-cert
+    #[arg(long, env = "MILLRACE_RPC_TLS_KEY", value_name = "FILE", help_heading = "Cluster")]
+    pub rpc_tls_key: Option<PathBuf>,
+
+    /// Certificates (PEM) of the CA that other processes are checked by
+    #[arg(long, env = "MILLRACE_RPC_TLS_CA", value_name = "FILE", help_heading = "Cluster")]
+    pub rpc_tls_ca: Option<PathBuf>,
+
     /// How a frontend knows who connects
     #[arg(long, env = "MILLRACE_AUTH", value_enum, help_heading = "Cluster")]
     pub auth: Option<Auth>,
+}
+
+/// Names of the above in the config file.
+const CLUSTER_KEYS: [&str; 7] =
+    ["advertise", "meta", "insecure-rpc", "rpc-tls-cert", "rpc-tls-key", "rpc-tls-ca", "auth"];
+/// Flags about sessions of clients.
+const FRONTEND_FLAGS: [&str; 8] = [
+    "auth",
+    "tls_cert",
+    "tls_key",
+    "require_password",
+    "max_connections",
+    "max_pending_connections",
+    "authentication_timeout",
+    "allow_path",
+];
+/// Files that a process proves who it is with, and checks others by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RpcTlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    pub ca: PathBuf,
 }
 
 /// Resolved settings of a process of a cluster.
@@ -85,21 +131,84 @@ pub struct RoleConfig {
     /// Of the leader; empty: this process is it.
     pub meta: String,
     pub insecure_rpc: bool,
+    /// `None`: calls between processes are neither encrypted nor authenticated.
+    pub rpc_tls: Option<RpcTlsFiles>,
     pub auth: Auth,
 }
 
+impl ClusterFlags {
+    fn completed_from(self, file: ClusterFlags) -> ClusterFlags {
+        ClusterFlags {
+            advertise: self.advertise.or(file.advertise),
+            meta: if self.meta.is_empty() { file.meta } else { self.meta },
+            insecure_rpc: self.insecure_rpc || file.insecure_rpc,
+            rpc_tls_cert: self.rpc_tls_cert.or(file.rpc_tls_cert),
+            rpc_tls_key: self.rpc_tls_key.or(file.rpc_tls_key),
+            rpc_tls_ca: self.rpc_tls_ca.or(file.rpc_tls_ca),
+            auth: self.auth.or(file.auth),
+        }
+    }
+
+    fn rpc_tls(&self) -> Result<Option<RpcTlsFiles>, ConfigError> {
+        let files = (&self.rpc_tls_cert, &self.rpc_tls_key, &self.rpc_tls_ca);
+        let missing = match files {
+            (None, None, None) => return Ok(None),
+            (Some(cert), Some(key), Some(ca)) => {
+                let (cert, key, ca) = (cert.clone(), key.clone(), ca.clone());
+                return Ok(Some(RpcTlsFiles { cert, key, ca }));
+            }
+            (None, ..) => "--rpc-tls-cert",
+            (_, None, _) => "--rpc-tls-key",
+            (.., None) => "--rpc-tls-ca",
+        };
+        let why = "certificate, key and CA of calls between processes go together";
+        Err(ConfigError::Missing { name: missing, why })
+    }
+}
+
+/// The config file: flags of all processes, and those of a cluster's.
+fn read_cluster_file(path: &Path) -> Result<(Options, ClusterFlags), ConfigError> {
+    let mut file: toml::Table = parsed(path, toml::from_str(&read_file(path)?))?;
+    let mut cluster = toml::Table::new();
+    for key in CLUSTER_KEYS {
+        cluster.extend(file.remove_entry(key));
+    }
+    Ok((parsed(path, file.try_into())?, parsed(path, cluster.try_into())?))
+}
+
 impl ClusterOptions {
+    /// Refuses what was given on the command line and that this role would not heed. Environment and config file may be
+    /// those of all processes.
+    pub fn check_flags(role: Role, given: &ArgMatches) -> Result<(), ConfigError> {
+        let is_given = |flag: &&&str| given.value_source(flag) == Some(ValueSource::CommandLine);
+        match FRONTEND_FLAGS.iter().find(is_given) {
+            Some(flag) if role != Role::Frontend => {
+                Err(ConfigError::Foreign { flag: flag.replace('_', "-"), role: role.name() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// These, and where one is not given, that of the config file.
+    fn completed(self) -> Result<(Options, ClusterFlags), ConfigError> {
+        let ClusterOptions { mut process, cluster } = self;
+        let Some(path) = process.config.take() else { return Ok((process, cluster)) };
+        let (file, cluster_file) = read_cluster_file(&path)?;
+        Ok((process.completed_from(file), cluster.completed_from(cluster_file)))
+    }
+
     /// Checks what a role needs, and fills in what was not given.
     pub fn resolve(self, role: Role) -> Result<RoleConfig, ConfigError> {
-        let ClusterOptions { mut process, advertise, meta, insecure_rpc, auth } = self;
+        let (mut process, flags) = self.completed()?;
+        let rpc_tls = flags.rpc_tls()?;
+        let ClusterFlags { advertise, meta, insecure_rpc, auth, .. } = flags;
         if process.listen.is_none() {
             process.listen = Some(role.default_listen().to_owned());
         }
-        if process.data_dir.is_none() && process.config.is_none() {
+        if process.data_dir.is_none() {
             process.data_dir = Some(PathBuf::from("millrace-data").join(role.name()));
         }
-        let named_store = process.object_store.is_some() || process.config.is_some();
-        if !named_store {
+        if process.object_store.is_none() {
             return Err(ConfigError::Missing {
                 name: "--object-store",
                 why: "the processes of a cluster share one: file:///path or s3://bucket/prefix",
@@ -134,6 +243,7 @@ impl ClusterOptions {
             advertise,
             meta,
             insecure_rpc,
+            rpc_tls,
             auth: auth.unwrap_or_default(),
         })
     }
@@ -146,7 +256,7 @@ mod tests {
     fn given(meta: &[&str]) -> ClusterOptions {
         let process = Options { object_store: Some("file:///tmp/x".into()), ..Options::default() };
         let meta = meta.iter().map(|m| (*m).to_owned()).collect();
-        ClusterOptions { process, meta, ..ClusterOptions::default() }
+        ClusterOptions { process, cluster: ClusterFlags { meta, ..ClusterFlags::default() } }
     }
 
     #[test]
@@ -169,5 +279,69 @@ mod tests {
         assert!(error.contains("--object-store"), "{error}");
         let error = given(&["a:1", "b:1"]).resolve(Role::Compute).unwrap_err().to_string();
         assert!(error.contains("not supported"), "{error}");
+    }
+
+    #[test]
+    fn the_config_file_has_the_flags_of_a_cluster_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("millrace.toml");
+        let with = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            let process = Options { config: Some(path.clone()), ..Options::default() };
+            ClusterOptions { process, ..ClusterOptions::default() }
+        };
+        let text = "object-store = \"file:///x\"\nmeta = [\"m:1\"]\nadvertise = \"c:2\"\n\
+                    rpc-tls-cert = \"a\"\nrpc-tls-key = \"b\"\nrpc-tls-ca = \"c\"\nauth = \"trust\"\n\
+                    insecure-rpc = true\n";
+        let config = with(text).resolve(Role::Frontend).unwrap();
+        assert_eq!((config.meta.as_str(), config.advertise.as_deref()), ("m:1", Some("c:2")));
+        assert_eq!((config.auth, config.insecure_rpc), (Auth::Trust, true));
+        assert_eq!(config.rpc_tls.map(|files| files.ca), Some("c".into()));
+        // What is in neither has the role's default, and flags win.
+        assert_eq!(config.process.listen, "127.0.0.1:4566");
+        let mut options = with(text);
+        options.cluster.meta = vec!["n:1".into()];
+        options.process.listen = Some("127.0.0.1:9".into());
+        let config = options.resolve(Role::Compute).unwrap();
+        assert_eq!((config.meta.as_str(), config.process.listen.as_str()), ("n:1", "127.0.0.1:9"));
+
+        let error = with("metta = [\"m:1\"]\n").resolve(Role::Compute).unwrap_err().to_string();
+        assert!(error.contains("metta"), "{error}");
+        let error = with("auth = \"nobody\"\n").resolve(Role::Compute).unwrap_err().to_string();
+        assert!(error.contains("nobody"), "{error}");
+        let error = with("object-store = \"file:///x\"\nmeta = [\"m:1\"]\nrpc-tls-cert = \"a\"\n");
+        let error = error.resolve(Role::Compute).unwrap_err().to_string();
+        assert!(error.contains("--rpc-tls-key"), "{error}");
+    }
+
+    #[test]
+    fn keys_of_a_cluster_are_those_of_its_flags() {
+        let keys = toml::Table::from_iter(
+            CLUSTER_KEYS.map(|key| (key.to_owned(), toml::Value::Boolean(true))),
+        );
+        for key in CLUSTER_KEYS {
+            let one = toml::Table::from_iter([(key.to_owned(), keys[key].clone())]);
+            // A key that is not known would be passed over; these are of the wrong type, but for one.
+            let read: Result<ClusterFlags, _> = one.try_into();
+            assert_eq!(read.is_ok(), key == "insecure-rpc", "{key}");
+        }
+    }
+
+    #[test]
+    fn a_flag_of_sessions_is_refused_where_there_are_none() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            _options: ClusterOptions,
+        }
+        let check = |role, line: &[&str]| {
+            let given = <Line as clap::CommandFactory>::command().get_matches_from(line);
+            ClusterOptions::check_flags(role, &given).map_err(|e| e.to_string())
+        };
+        let line = ["millrace", "--auth", "trust"];
+        assert_eq!(check(Role::Frontend, &line), Ok(()));
+        let refused = Err("--auth has no meaning for millrace meta".to_owned());
+        assert_eq!(check(Role::Meta, &line), refused);
+        assert_eq!(check(Role::Compute, &["millrace", "--meta", "m:1"]), Ok(()));
     }
 }

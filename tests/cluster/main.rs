@@ -7,6 +7,7 @@
 mod nemesis;
 mod process;
 mod suites;
+mod tls;
 mod transfers;
 
 use std::time::Duration;

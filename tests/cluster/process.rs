@@ -38,7 +38,7 @@ pub struct Process {
 
 impl Process {
     /// Starts it, and does not wait until it is ready.
-    fn spawn(mut command: Command) -> Process {
+    pub fn spawn(mut command: Command) -> Process {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -66,7 +66,7 @@ impl Process {
         Process { child, address: String::new(), ready, log }
     }
 
-    fn await_ready(&mut self) {
+    pub fn await_ready(&mut self) {
         self.address = self.ready.recv_timeout(START_LIMIT).unwrap_or_else(|_| {
             self.kill();
             panic!("a process was not ready in time:\n{}", self.log())
@@ -146,9 +146,8 @@ impl Cluster {
 
     pub async fn start(dir: &Path) -> Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
-        // The others must find the leader again when it was killed. The port is free now.
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port");
-        let (processes, meta) = (BTreeMap::new(), port.to_string());
+        // The others must find the leader again when it was killed.
+        let (processes, meta) = (BTreeMap::new(), free_address());
         let mut cluster = Cluster { dir: dir.to_owned(), s3, meta, processes, starts: 0 };
         for name in Cluster::NAMES {
             cluster.begin(name);
@@ -206,6 +205,12 @@ impl Cluster {
     pub async fn connect(&self, name: &str) -> Client {
         connect(&self.address(name)).await.expect("the frontend takes sessions")
     }
+}
+
+/// One that is free now.
+pub fn free_address() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr());
+    listener.expect("a port").to_string()
 }
 
 /// A session at an address.

@@ -6,6 +6,7 @@ use millrace_common::{SqlError, SqlState};
 use pgwire::messages::extendedquery::{Bind, TARGET_TYPE_BYTE_PORTAL};
 
 use super::live::passing_on;
+use super::request::as_request;
 use super::{Connection, Failure, SEND_BYTES, awaited, guarded};
 use crate::query::planning::Held;
 use crate::session::execute::{ends_block, no_statement};
@@ -146,7 +147,9 @@ impl Connection {
         }
         self.begin_statement(&text);
         self.ends_string = self.session.last_of_many;
-        let result = self.execute_portal(name, &mut portal, max_rows).await;
+        let incarnation = self.session.shared.config.incarnation;
+        let executed = self.execute_portal(name, &mut portal, max_rows);
+        let result = as_request(incarnation, executed).await;
         self.session.last_of_many = false;
         self.ends_string = false;
         self.end_statement();

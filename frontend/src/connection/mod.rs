@@ -13,6 +13,7 @@ mod extended;
 mod live;
 mod pipeline;
 mod reading;
+mod request;
 mod rows;
 mod simple;
 mod start;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures::FutureExt;
 
 use super::live::passing_on;
+use super::request::as_request;
 use super::{Connection, Failure, guarded, panicked};
 use crate::session::Outcome;
 use crate::session::prepare::Running;
@@ -41,7 +42,8 @@ impl Connection {
             }
             self.ends_string = i + 1 == statements.len();
             self.session.last_of_many = self.ends_string;
-            let result = self.run_statement(parsed).await;
+            let incarnation = self.session.shared.config.incarnation;
+            let result = as_request(incarnation, self.run_statement(parsed)).await;
             self.ends_string = false;
             self.session.last_of_many = false;
             self.end_statement();

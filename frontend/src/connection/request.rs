@@ -1,0 +1,55 @@
+//! Statements as requests: what a statement causes in other processes is logged there with its id, and so is what this
+//! process logs of it.
+
+use millrace_common::SqlState;
+use millrace_rpc::request::RequestId;
+use tracing::Instrument;
+
+use super::Failure;
+
+/// Runs a statement as a request of this process. An error that is not the statement's own is logged, and tells the client
+/// the id by which the logs can be searched.
+pub(super) async fn as_request<T>(
+    incarnation: u64,
+    statement: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let id = RequestId::next(incarnation);
+    let span = tracing::info_span!("statement", request = id.as_str());
+    let named = id.clone();
+    let statement = async move {
+        let mut result = statement.await;
+        if let Err(Failure::Sql(error)) = &mut result
+            && is_internal(error.state)
+        {
+            tracing::warn!(%error, "a statement failed by no fault of its own");
+            error.context.get_or_insert_with(|| format!("request {named}"));
+        }
+        result
+    };
+    id.scope(statement.instrument(span)).await
+}
+
+/// Whether an operator may want to look into it.
+fn is_internal(state: SqlState) -> bool {
+    state == SqlState::INTERNAL_ERROR || state == SqlState::CONNECTION_FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::SqlError;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_internal_error_names_its_request_and_others_do_not() {
+        let fails = |error: SqlError| async {
+            let error = as_request(7, async { Err::<(), _>(Failure::Sql(error)) }).await;
+            let Err(Failure::Sql(error)) = error else { panic!("it succeeded") };
+            error.context.clone()
+        };
+        let context = fails(SqlError::internal("x")).await;
+        assert!(context.as_ref().is_some_and(|c| c.starts_with("request 7-")), "{context:?}");
+        let own = SqlError::new(SqlState::UNDEFINED_TABLE, "x");
+        assert_eq!(fails(own).await, None);
+    }
+}
