@@ -1,0 +1,51 @@
+//! Header and checksum of stored records and snapshots.
+
+use prost::bytes::{BufMut, Bytes, BytesMut};
+
+/// Version of the header and of the messages of the log.
+pub const FORMAT_VERSION: u32 = 1;
+
+const HEADER: usize = 8;
+
+/// Why stored bytes are not a record or snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    #[error("the object is shorter than its header")]
+    Short,
+    #[error("format version {0} is not known to this server")]
+    Version(u32),
+    #[error("the checksum does not match")]
+    Checksum,
+    #[error("the message cannot be decoded: {0}")]
+    Decode(String),
+}
+
+/// Header and message as stored. `crc` computes CRC-32 (IEEE).
+pub fn encode_frame<M: prost::Message>(message: &M, crc: impl Fn(&[u8]) -> u32) -> Bytes {
+    let mut out = BytesMut::with_capacity(HEADER + message.encoded_len());
+    out.put_u32(FORMAT_VERSION);
+    out.put_u32(0);
+    // Infallible: a BytesMut grows.
+    let _ = message.encode(&mut out);
+    let sum = crc(&out[HEADER..]);
+    out[4..HEADER].copy_from_slice(&sum.to_be_bytes());
+    out.freeze()
+}
+
+/// The message of stored bytes, after checking header and checksum.
+pub fn decode_frame<M: prost::Message + Default>(
+    bytes: &[u8],
+    crc: impl Fn(&[u8]) -> u32,
+) -> Result<M, FrameError> {
+    let (header, body) = bytes.split_at_checked(HEADER).ok_or(FrameError::Short)?;
+    let word = |at: usize| {
+        u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+    };
+    if word(0) != FORMAT_VERSION {
+        return Err(FrameError::Version(word(0)));
+    }
+    if word(4) != crc(body) {
+        return Err(FrameError::Checksum);
+    }
+    M::decode(body).map_err(|e| FrameError::Decode(e.to_string()))
+}

@@ -1,0 +1,200 @@
+//! Golden bytes of the log's formats.
+
+use super::*;
+
+/// In place of CRC-32: the sum of the bytes.
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.iter().map(|b| u32::from(*b)).sum()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A failure here means that logs would not be readable: give the new format a new version and keep reading
+/// the old one. The bytes are written by hand from the protobuf encoding.
+#[test]
+fn golden_log_record() {
+    let set = SetSetting { name: "a".into(), value: Some("b".into()) };
+    let record = LogRecord {
+        number: 1,
+        term: 2,
+        leader: 3,
+        prev_crc: 4,
+        epoch: 300,
+        entries: vec![LogEntry { entry: Some(Entry::SetSetting(set)) }],
+    };
+    let body = concat!(
+        "0801",               // number
+        "1002",               // term
+        "190300000000000000", // leader
+        "2504000000",         // predecessor's CRC
+        "28ac02",             // epoch
+        "3208",
+        "4a06",
+        "0a0161",
+        "120162", // one entry: SetSetting a = b
+    );
+    let bytes = encode_frame(&record, sum);
+    assert_eq!(hex(&bytes[..4]), "00000001", "the format version");
+    assert_eq!(u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]), sum(&bytes[8..]));
+    assert_eq!(hex(&bytes[8..]), body);
+    assert_eq!(decode_frame::<LogRecord>(&bytes, sum).unwrap(), record);
+}
+
+/// As above.
+#[test]
+fn golden_entries_of_detached_and_rebuilt_jobs() {
+    use prost::Message;
+    let entries = [
+        Entry::Detach(Detach { job: 7, generation: 3, reason: "r".into() }),
+        Entry::Rebuild(Rebuild { job: 7 }),
+    ];
+    let bytes = entries.map(|entry| hex(&LogEntry { entry: Some(entry) }.encode_to_vec()));
+    assert_eq!(bytes, ["6a0708071003".to_owned() + "1a0172", "72020807".to_owned()]);
+}
+
+/// As above.
+#[test]
+fn golden_entry_of_moved_parts() {
+    use prost::Message;
+    let part =
+        MovedPart { job: 7, from_object: "a".into(), from_offset: 300, length: 5, offset: 6 };
+    let moved = Entry::MoveParts(MoveParts { object: "b".into(), parts: vec![part] });
+    let body = concat!(
+        "e20311", "0a0162", // the new object
+        "120c",   // one part
+        "0807",   // of job 7,
+        "120161", // which lay in object a
+        "18ac02", // from 300 on,
+        "2005",   // 5 bytes long,
+        "2806",   // and begins at 6 now
+    );
+    let bytes = LogEntry { entry: Some(moved.clone()) }.encode_to_vec();
+    assert_eq!(hex(&bytes), body);
+    let read = LogEntry::decode(&bytes[..]).unwrap();
+    assert_eq!(read.entry, Some(moved));
+}
+
+/// As above.
+#[test]
+fn golden_entries_of_processes() {
+    use prost::Message;
+    let roles = vec![ProcessRole::Meta as i32, ProcessRole::Compute as i32];
+    let entries = [
+        Entry::RegisterProcess(RegisterProcess { nonce: 1, roles, address: "a".into() }),
+        Entry::FenceProcess(FenceProcess { incarnations: vec![7, 300] }),
+        Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5, 6] }),
+        Entry::GiveUp(GiveUp { incarnation: 7, names: vec!["n".into()] }),
+    ];
+    let expected = [
+        "b20410".to_owned() + "090100000000000000" + "12020103" + "1a0161",
+        "ba0405".to_owned() + "0a0307ac02",
+        "c20406".to_owned() + "0807" + "12020506",
+        "ca0405".to_owned() + "0807" + "12016e",
+    ];
+    for (entry, expected) in entries.into_iter().zip(expected) {
+        let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
+        assert_eq!(hex(&bytes), expected);
+        assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
+    }
+}
+
+/// As above.
+#[test]
+fn golden_snapshot_of_processes() {
+    use prost::Message;
+    let registration = RegisterProcess { nonce: 1, roles: vec![3], address: String::new() };
+    let process = ProcessSnapshot { incarnation: 7, registration, epoch: 300, number: 5 };
+    let snapshot = Snapshot {
+        last_incarnation: 8,
+        processes: vec![process],
+        fenced_nonces: vec![2],
+        ..Snapshot::default()
+    };
+    let body = concat!(
+        "c00208", // the newest incarnation
+        "ca0215",
+        "0807", // incarnation 7
+        "120c",
+        "090100000000000000",
+        "120103", // nonce 1, a compute process
+        "18ac02",
+        "2005",                   // registered at 300, by record 5
+        "d202080200000000000000", // nonce 2 is fenced
+    );
+    let bytes = snapshot.encode_to_vec();
+    let body_at = bytes.len() - body.len() / 2;
+    assert_eq!(hex(&bytes[body_at..]), body);
+    assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
+}
+
+#[test]
+fn golden_log_snapshot() {
+    let snapshot = Snapshot {
+        number: 1,
+        crc: 2,
+        term: 3,
+        leader: 4,
+        epoch: 300,
+        next_relation_id: 5,
+        next_table_id: 6,
+        schemas: vec!["s".into()],
+        settings: [("a".to_string(), "b".to_string())].into(),
+        garbage: [("o".to_string(), 7)].into(),
+        sources: vec![SourceSnapshot {
+            source: 8,
+            timeline: TimelineSnapshot {
+                steps: vec![300, 1],
+                volumes: vec![5],
+                last_change: 9,
+                ..TimelineSnapshot::default()
+            },
+            ..SourceSnapshot::default()
+        }],
+        ..Snapshot::default()
+    };
+    let body = concat!(
+        "0801",               // number
+        "1502000000",         // the record's CRC
+        "1803",               // term
+        "210400000000000000", // leader
+        "28ac02",             // epoch
+        "3005",
+        "3806",   // next ids
+        "420173", // schema s
+        "5a0e",
+        "0808",
+        "1a0a",
+        "1009",
+        "1a03ac0201", // source 8: changed at 9, one segment from 300 to 301
+        "220105",     // which begins after 5 bytes of change
+        "6206",
+        "0a0161",
+        "120162", // setting a = b
+        "6a05",
+        "0a016f",
+        "1007", // garbage o since 7
+    );
+    let bytes = encode_frame(&snapshot, sum);
+    assert_eq!(hex(&bytes[8..]), body);
+    assert_eq!(decode_frame::<Snapshot>(&bytes, sum).unwrap(), snapshot);
+}
+
+#[test]
+fn bytes_that_are_no_record_are_refused_by_what_is_wrong() {
+    let bytes = encode_frame(&LogRecord { number: 1, ..LogRecord::default() }, sum);
+    let read = |bytes: &[u8]| decode_frame::<LogRecord>(bytes, sum).unwrap_err();
+    assert_eq!(read(&bytes[..7]), FrameError::Short);
+    let with = |at: usize, byte: u8| {
+        let mut bytes = bytes.to_vec();
+        bytes[at] = byte;
+        bytes
+    };
+    assert_eq!(read(&with(3, 2)), FrameError::Version(2));
+    assert_eq!(read(&with(9, 2)), FrameError::Checksum);
+    // A field whose value is missing, under a sum that is right.
+    let body = [0x08];
+    let frame: Vec<u8> = [&[0, 0, 0, 1, 0, 0, 0, 8][..], &body].concat();
+    assert!(matches!(read(&frame), FrameError::Decode(_)));
+}
