@@ -1,13 +1,15 @@
 //! A leader whose jobs run on other processes (docs/design.md §10): processes register with it, tell it that they are
-//! there, and are fenced when they do not. Jobs run on one compute process, the one that registered last; what has
-//! registered before at the same address is gone.
+//! there, and are fenced when they do not. Jobs are placed on the compute processes ([`crate::placement`]); those of a
+//! process that is fenced go to the others at once. What has registered before at the same address is gone.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::SqlError;
 use millrace_common::task::spawn;
 use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::log::{
     DropRelations, Entry, FenceProcess, GiveUp, PlaceJobs, ProcessRole, RegisterProcess,
@@ -18,9 +20,10 @@ use tokio_util::sync::DropGuard;
 use tracing::{info, warn};
 
 use crate::compactors::Compactors;
-use crate::compute_slot::ComputeSlot;
+use crate::computes::Computes;
 use crate::fold;
 use crate::log::LogStore;
+use crate::placement;
 use crate::processes::Process;
 use crate::shared::Shared;
 use crate::state::MetaState;
@@ -49,24 +52,25 @@ pub struct Cluster {
     shared: Arc<Shared>,
     log: LogStore,
     connect: Arc<dyn Connect>,
-    pub slot: Arc<ComputeSlot>,
+    pub computes: Arc<Computes>,
     pub compactors: Arc<Compactors>,
     /// One registration, or fencing, at a time.
     turn: tokio::sync::Mutex<()>,
-    /// Of the task that sends the record stream to the compute process.
-    sender: Mutex<Option<DropGuard>>,
+    /// Of the tasks that send the record stream to the compute processes.
+    senders: Mutex<BTreeMap<u64, DropGuard>>,
 }
 
 impl Cluster {
     pub fn new(shared: &Arc<Shared>, log: LogStore, connect: Arc<dyn Connect>) -> Arc<Cluster> {
+        let computes = Arc::new(Computes::new(Arc::clone(&shared.state)));
         Arc::new(Cluster {
             shared: Arc::clone(shared),
             log,
             connect,
-            slot: Arc::default(),
-            compactors: Arc::default(),
+            compactors: Arc::new(Compactors::new(Arc::clone(&computes))),
+            computes,
             turn: tokio::sync::Mutex::default(),
-            sender: Mutex::default(),
+            senders: Mutex::default(),
         })
     }
 
@@ -79,6 +83,9 @@ impl Cluster {
         };
         for (incarnation, process) in &live {
             self.take_in(*incarnation, &process.registration);
+        }
+        if let Err(error) = self.place(false).await {
+            warn!(%error, "jobs that run nowhere were not placed this time");
         }
         let looking = Arc::clone(self).look_for_lost();
         spawn(
@@ -94,41 +101,59 @@ impl Cluster {
             return Ok(known);
         }
         let predecessors = predecessors(&self.shared.state.read(), &process);
-        let is_compute = has_role(&process, ProcessRole::Compute);
         self.append(Entry::RegisterProcess(process.clone())).await?;
         let incarnation = self.shared.state.read().processes.by_nonce(process.nonce);
         let incarnation = incarnation
             .ok_or_else(|| SqlError::internal("a process that has registered is not known"))?;
-        if is_compute {
-            // Who is called from now on waits for the new one.
-            self.slot.clear();
-            self.append(Entry::PlaceJobs(PlaceJobs { incarnation, jobs: Vec::new() })).await?;
-        }
         self.fence_now(&predecessors).await?;
         info!(incarnation, address = process.address, roles = ?process.roles, "process registered");
         self.take_in(incarnation, &process);
+        if has_role(&process, ProcessRole::Compute) {
+            self.place(true).await?;
+        }
         Ok(incarnation)
     }
 
-    /// A process is there. What it has written for nothing is in the log when this returns.
+    /// The process that a new relation's job is to run on; 0: there is none.
+    pub fn place_of_new(&self, relation: &Relation) -> u64 {
+        placement::of_new(&self.shared.state.read(), &self.computes.incarnations(), relation)
+    }
+
+    /// Places the jobs that run nowhere; with `even`, also some that run where there are more than elsewhere.
+    async fn place(&self, even: bool) -> Result<(), SqlError> {
+        let computes = self.computes.incarnations();
+        let entries = placement::plan(&self.shared.state.read(), &computes, even);
+        for PlaceJobs { incarnation, jobs } in entries {
+            info!(incarnation, jobs = jobs.len(), "jobs are placed");
+            self.append(Entry::PlaceJobs(PlaceJobs { incarnation, jobs })).await?;
+        }
+        Ok(())
+    }
+
+    /// A process is there, or leaves. What it has written for nothing is in the log when this returns.
     pub async fn beat(&self, mut heartbeat: Heartbeat) -> Result<u64, CallError> {
         let incarnation = heartbeat.incarnation;
         if !self.shared.state.read().processes.is_live(incarnation) {
             return Err(CallError::Fenced { incarnation });
         }
+        let is_leaving = heartbeat.leaving;
         let names = std::mem::take(&mut heartbeat.given_up);
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
         self.shared.members.note(heartbeat, self.shared.env.now());
         if !names.is_empty() {
             self.append(Entry::GiveUp(GiveUp { incarnation, names })).await?;
         }
+        if is_leaving {
+            self.fence(&[incarnation]).await?;
+        }
         Ok(self.shared.state.read().number)
     }
 
-    /// Fences processes, for good: what runs on them runs nowhere until another takes over.
+    /// Fences processes, for good: what runs on them is placed on others, if there are any.
     pub async fn fence(&self, incarnations: &[u64]) -> Result<(), SqlError> {
         let _one = self.turn.lock().await;
-        self.fence_now(incarnations).await
+        self.fence_now(incarnations).await?;
+        self.place(false).await
     }
 
     async fn fence_now(&self, incarnations: &[u64]) -> Result<(), SqlError> {
@@ -137,7 +162,9 @@ impl Cluster {
         }
         let entries = fence_entries(&self.shared.state.read(), incarnations);
         for incarnation in incarnations {
-            self.slot.clear_if(*incarnation);
+            self.computes.remove(*incarnation);
+            self.senders.lock().remove(incarnation);
+            self.shared.streams.close(*incarnation);
             self.compactors.remove(*incarnation);
             self.shared.members.forget(*incarnation);
             self.connect.fenced(*incarnation);
@@ -175,15 +202,14 @@ impl Cluster {
         }
     }
 
-    /// Jobs run there from now on, and the record stream goes there.
+    /// Jobs may run there from now on, and the record stream goes there.
     fn use_compute(&self, incarnation: u64, service: Arc<dyn ComputeService>) {
-        let number = self.shared.state.read().number;
         let (shared, log) = (Arc::clone(&self.shared), self.log.clone());
-        let sender = Sender::new(shared, Arc::clone(&service), log, number, incarnation);
+        let sender = Sender::new(shared, Arc::clone(&service), log, incarnation);
         let stop = self.shared.shutdown.child_token();
         spawn("send records", stop.clone().run_until_cancelled_owned(sender.run()));
-        *self.sender.lock() = Some(stop.drop_guard());
-        self.slot.set(incarnation, service);
+        self.senders.lock().insert(incarnation, stop.drop_guard());
+        self.computes.add(incarnation, service);
     }
 
     async fn look_for_lost(self: Arc<Cluster>) {
@@ -217,13 +243,10 @@ pub fn has_role(process: &RegisterProcess, role: ProcessRole) -> bool {
     process.roles().any(|of| of == role)
 }
 
-/// The live processes whose place a new one takes: at its address, and of computes all.
+/// The live processes whose place a new one takes: at its address, in its role.
 fn predecessors(state: &MetaState, new: &RegisterProcess) -> Vec<u64> {
-    let is_compute = has_role(new, ProcessRole::Compute);
     let replaced = |old: &RegisterProcess| {
-        let same_address = !new.address.is_empty() && old.address == new.address;
-        (same_address && old.roles == new.roles)
-            || (is_compute && has_role(old, ProcessRole::Compute))
+        !new.address.is_empty() && old.address == new.address && old.roles == new.roles
     };
     let live = state.processes.live().iter();
     live.filter(|(_, old)| replaced(&old.registration)).map(|(id, _)| *id).collect()

@@ -1,13 +1,15 @@
-//! Who compacts: compactor processes in turn, and where there is none the compute process.
+//! Who compacts: compactor processes in turn, and where there is none the compute process that runs the job.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use millrace_common::{SqlError, SqlState};
+use millrace_common::{JobId, SqlError, SqlState};
 use millrace_rpc::log::MoveParts;
 use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
 use millrace_rpc::version::VersionEdit;
 use parking_lot::Mutex;
+
+use crate::computes::Computes;
 
 type Service = Arc<dyn CompactorService>;
 
@@ -21,45 +23,59 @@ struct Known {
 }
 
 /// See the module.
-#[derive(Default)]
-pub struct Compactors(Mutex<Known>);
+pub struct Compactors {
+    known: Mutex<Known>,
+    computes: Arc<Computes>,
+}
 
 impl Compactors {
+    pub fn new(computes: Arc<Computes>) -> Compactors {
+        Compactors { known: Mutex::default(), computes }
+    }
+
     pub fn add_compactor(&self, incarnation: u64, service: Service) {
-        self.0.lock().compactors.push((incarnation, service));
+        self.known.lock().compactors.push((incarnation, service));
     }
 
     pub fn add_compute(&self, incarnation: u64, service: Service) {
-        self.0.lock().computes.push((incarnation, service));
+        self.known.lock().computes.push((incarnation, service));
     }
 
     pub fn remove(&self, incarnation: u64) {
-        let mut known = self.0.lock();
+        let mut known = self.known.lock();
         known.compactors.retain(|(id, _)| *id != incarnation);
         known.computes.retain(|(id, _)| *id != incarnation);
     }
 
-    fn next(&self) -> Result<Service, SqlError> {
-        let mut known = self.0.lock();
+    /// A compactor; where there is none, the compute process that runs the job, or any.
+    fn next(&self, job: Option<JobId>) -> Result<Service, SqlError> {
+        let mut known = self.known.lock();
         let at = known.next;
         known.next = at.wrapping_add(1);
         let known = &*known;
+        if let Some(job) = job.filter(|_| known.compactors.is_empty()) {
+            let process = self.computes.placed(job);
+            let found = known.computes.iter().find(|(id, _)| *id == process);
+            return found.map(|(_, service)| Arc::clone(service)).ok_or_else(nobody);
+        }
         let of = if known.compactors.is_empty() { &known.computes } else { &known.compactors };
         let found = of.get(at % of.len().max(1)).map(|(_, service)| Arc::clone(service));
-        found.ok_or_else(|| {
-            SqlError::new(SqlState::CANNOT_CONNECT_NOW, "no process is there that compacts")
-        })
+        found.ok_or_else(nobody)
     }
+}
+
+fn nobody() -> SqlError {
+    SqlError::new(SqlState::CANNOT_CONNECT_NOW, "no process is there that compacts")
 }
 
 #[async_trait]
 impl CompactorService for Compactors {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
-        self.next()?.compact(task).await
+        self.next(Some(task.job))?.compact(task).await
     }
 
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        self.next()?.copy_parts(parts).await
+        self.next(None)?.copy_parts(parts).await
     }
 }
 
@@ -86,7 +102,7 @@ mod tests {
 
     #[tokio::test]
     async fn compactors_take_turns_and_compute_stands_in() {
-        let all = Compactors::default();
+        let all = Compactors::new(Arc::new(Computes::new(Arc::default())));
         assert_eq!(asked(&all).await, SqlState::CANNOT_CONNECT_NOW.0);
         all.add_compute(7, Arc::new(Named(7)));
         assert_eq!(asked(&all).await, "7");

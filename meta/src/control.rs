@@ -71,7 +71,9 @@ impl Meta {
                 let names: Vec<String> = inputs.iter().filter_map(name).collect();
                 Some(format!("waits for {}", names.join(", ")))
             }
-            JobState::Starting if self.cluster().is_ok_and(|c| c.slot.incarnation().is_none()) => {
+            JobState::Starting
+                if self.cluster().is_ok_and(|c| c.computes.placed(status.relation) == 0) =>
+            {
                 Some("no compute process is there for it to run on".to_owned())
             }
             _ => None,

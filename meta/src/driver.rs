@@ -235,7 +235,9 @@ impl Driver {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
         self.handle.set_stopped();
+        let record = start.record;
         self.compute.start_job(start).await?;
+        self.handle.set_applied(record);
         // The worker has opened the job anew: it is told again what has risen since.
         self.shared.committed.lock().insert(self.handle.id);
         self.handle.set_started(generation);
@@ -484,7 +486,7 @@ impl Driver {
                     }
                     _ => {
                         let head = self.shared.state.read().number;
-                        self.shared.wait_all_applied(head).await;
+                        self.shared.wait_applied_by_process_of(id, head).await;
                     }
                 }
                 Err(ExitReason::Failed(error))

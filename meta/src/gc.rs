@@ -252,7 +252,7 @@ impl Collector {
             if let Some(handle) = self.shared.job(job) {
                 handle.raise_horizon(horizon);
             }
-            self.shared.stream.raise_horizon(job, horizon);
+            self.shared.streams.raise_horizon(job, horizon);
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::processes::Processes;
 
 /// A process that has told nothing for so long is fenced.
-pub const PROCESS_LEASE: Duration = Duration::from_secs(10);
+pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
 
 #[derive(Clone, Debug)]
 struct Contact {

@@ -243,8 +243,7 @@ impl Meta {
     ) -> Result<(), SqlError> {
         self.set_services(Services { compute: Arc::clone(&compute), compactor })?;
         let (shared, log) = (Arc::clone(&self.shared), self.store.clone());
-        let number = self.shared.state.read().number;
-        let sender = Sender::new(shared, compute, log, number, self.incarnation);
+        let sender = Sender::new(shared, compute, log, self.incarnation);
         let shutdown = &self.shared.shutdown;
         spawn("send records", shutdown.clone().run_until_cancelled_owned(sender.run()));
         self.start_tasks();
@@ -260,7 +259,7 @@ impl Meta {
         connect: Arc<dyn Connect>,
     ) -> Result<(), SqlError> {
         let cluster = Cluster::new(&self.shared, self.store.clone(), connect);
-        let compute = Arc::clone(&cluster.slot) as Arc<dyn ComputeService>;
+        let compute = Arc::clone(&cluster.computes) as Arc<dyn ComputeService>;
         let compactor = Arc::clone(&cluster.compactors) as Arc<dyn CompactorService>;
         self.set_services(Services { compute, compactor })?;
         cluster.start().await;
@@ -274,7 +273,6 @@ impl Meta {
         if self.shared.services.set(services).is_err() {
             return Err(SqlError::internal("meta was started twice"));
         }
-        self.shared.stream.open();
         Ok(())
     }
 
@@ -335,7 +333,7 @@ impl Meta {
         relation.table_count = options.table_count;
         let (schema, name) = (relation.schema.clone(), relation.name.clone());
         let is_table = relation.kind() == RelationKind::Table;
-        let (or_replace, process) = (options.or_replace, self.runs_on());
+        let (or_replace, process) = (options.or_replace, self.runs_on(&relation));
         let entry = CreateRelation { relation, or_replace, process };
         let verdict = self.append(Entry::CreateRelation(entry)).await?;
         let id = match verdict {
@@ -360,11 +358,11 @@ impl Meta {
         Ok(id)
     }
 
-    /// The process that new jobs run on; 0: there is none.
-    fn runs_on(&self) -> u64 {
+    /// The process that a new relation's job runs on; 0: there is none.
+    fn runs_on(&self, relation: &Relation) -> u64 {
         match self.cluster.get() {
             None => self.incarnation,
-            Some(cluster) => cluster.slot.incarnation().unwrap_or(0),
+            Some(cluster) => cluster.place_of_new(relation),
         }
     }
 

@@ -36,7 +36,7 @@ use crate::segments::{ListedSizes, RewriteCounters};
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::{JobRecord, MetaState};
-use crate::stream::{RecordStream, applied};
+use crate::stream::{RecordStream, RecordStreams, applied};
 
 /// Records that are kept for a slow follower; it reads from the bucket what it misses.
 const FOLLOWED_RECORDS: usize = 256;
@@ -76,8 +76,8 @@ pub struct Shared {
     pub waits: Waits,
     /// Transactions over several tables on their way to the log.
     pub groups: Groups,
-    /// What the compute process is told of the log.
-    pub stream: RecordStream,
+    /// What compute processes are told of the log.
+    pub streams: RecordStreams,
     /// Wakes those who wait for a relation.
     pub changes: RelationChanges,
     /// Told of every record: there may be garbage.
@@ -129,7 +129,7 @@ impl Shared {
             sources: RwLock::default(),
             waits: Waits::default(),
             groups: Groups::default(),
-            stream: RecordStream::default(),
+            streams: RecordStreams::default(),
             changes: RelationChanges::default(),
             appended: Notify::new(),
             committed: Mutex::default(),
@@ -273,16 +273,20 @@ impl Shared {
         touched.into_iter().for_each(|id| self.changes.touch(id));
     }
 
-    /// The compute process has applied records. What a job has committed is readable then, unless its generation is
-    /// being ended: who is not running is told nothing, and begins with all that is committed.
-    pub fn acknowledge(&self, incarnation: u64, at: &Acknowledged) {
-        let handles: Vec<(Arc<JobHandle>, u64)> = {
+    /// A compute process has applied records. What a job that runs there has committed is readable then, unless its
+    /// generation is being ended: who is not running is told nothing, and begins with all that is committed.
+    pub fn acknowledge(&self, incarnation: u64, stream: &RecordStream, at: &Acknowledged) {
+        let further = stream.acknowledge(at);
+        let mut handles: Vec<(Arc<JobHandle>, u64)> = {
             let jobs = self.jobs.read();
-            let further = self.stream.acknowledge(at).into_iter();
+            let further = further.into_iter();
             further.filter_map(|(id, record)| Some((Arc::clone(jobs.get(&id)?), record))).collect()
         };
         let published: Vec<(JobId, u64)> = {
             let state = self.state.read();
+            let runs_there =
+                |id: &JobId| state.jobs.get(id).is_some_and(|job| job.process == incarnation);
+            handles.retain(|(handle, _)| runs_there(&handle.id));
             // What a sink has committed is published when its target has it.
             let is_sink = |id: &JobId| {
                 state.relations.get(id).is_some_and(|r| r.kind() == RelationKind::Sink)
@@ -294,8 +298,11 @@ impl Shared {
         for (handle, record) in &handles {
             handle.set_applied(*record);
         }
-        self.stream.set_applied(at.applied());
-        self.applied.acknowledge(incarnation, at.applied());
+        stream.set_applied(at.applied());
+        if self.is_alone.get() == Some(&true) {
+            // Other processes tell it together with what they read.
+            self.applied.acknowledge(incarnation, at.applied());
+        }
     }
 
     /// Completes when the worker has applied this record to the job, or the server stops.
@@ -304,9 +311,16 @@ impl Shared {
         let _ = self.shutdown.run_until_cancelled(handle.wait_applied(record)).await;
     }
 
-    /// Completes when everything up to this record is applied, or the server stops.
+    /// Completes when every compute process has applied everything up to this record, or the server stops.
     pub async fn wait_all_applied(&self, record: u64) {
-        let _ = self.shutdown.run_until_cancelled(self.stream.wait_applied(record)).await;
+        let _ = self.shutdown.run_until_cancelled(self.streams.wait_applied(record)).await;
+    }
+
+    /// Completes when the process that a job runs on has applied everything up to this record, or the server stops.
+    pub async fn wait_applied_by_process_of(&self, id: JobId, record: u64) {
+        let process = self.state.read().jobs.get(&id).map_or(0, |job| job.process);
+        let applied = self.streams.wait_applied_by(process, record);
+        let _ = self.shutdown.run_until_cancelled(applied).await;
     }
 
     /// These objects, which no version names, are of no use.
@@ -522,7 +536,7 @@ pub struct Follower(pub Weak<Shared>);
 impl Observer for Follower {
     fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
         if let Some(shared) = self.0.upgrade() {
-            shared.stream.push(record, verdicts);
+            shared.streams.push(record, verdicts);
             if shared.followers.receiver_count() > 0 {
                 // Nobody may be there any more.
                 let _ = shared.followers.send(applied(Arc::clone(record), verdicts));

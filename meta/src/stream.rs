@@ -34,8 +34,6 @@ const RETRY_MAX: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
 struct Queue {
-    /// Somebody listens.
-    is_open: bool,
     /// The newest records, without a gap.
     recent: VecDeque<(AppliedRecord, usize)>,
     bytes: usize,
@@ -57,14 +55,13 @@ enum Next {
 }
 
 impl Queue {
-    fn push(&mut self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
-        let jobs = jobs_of(record);
+    /// `jobs`: those that the record is about; `bytes`: its size.
+    fn push(&mut self, record: AppliedRecord, jobs: &[JobId], bytes: usize) {
         if !jobs.is_empty() {
-            self.open.push_back((record.number, jobs));
+            self.open.push_back((record.number(), jobs.to_vec()));
         }
-        self.newest = record.number;
-        let bytes = record.encoded_len();
-        self.recent.push_back((applied(Arc::clone(record), verdicts), bytes));
+        self.newest = record.number();
+        self.recent.push_back((record, bytes));
         self.bytes += bytes;
         while self.bytes > KEPT_BYTES && self.recent.len() > 1 {
             self.drop_oldest();
@@ -137,38 +134,17 @@ fn jobs_of(record: &LogRecord) -> Vec<JobId> {
     jobs.into_iter().collect()
 }
 
-/// What the compute process is sent, and how far it is.
+/// What one compute process is sent, and how far it is.
 #[derive(Default)]
 pub struct RecordStream {
     queue: Mutex<Queue>,
     /// There may be something to send; holds one permit, so no wake-up is lost.
     news: Notify,
-    /// The last record up to which everything is applied.
+    /// The last record up to which everything is applied; `u64::MAX`: the process is gone.
     applied: watch::Sender<u64>,
 }
 
 impl RecordStream {
-    /// From now on records are kept.
-    pub fn open(&self) {
-        self.queue.lock().is_open = true;
-    }
-
-    /// A record was folded.
-    pub fn push(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
-        let mut queue = self.queue.lock();
-        if queue.is_open {
-            queue.push(record, verdicts);
-            drop(queue);
-            self.news.notify_one();
-        }
-    }
-
-    /// No read will need versions of the relation below this epoch.
-    pub fn raise_horizon(&self, job: JobId, horizon: Epoch) {
-        self.queue.lock().horizons.insert(job, horizon);
-        self.news.notify_one();
-    }
-
     /// What was not told, unless it has risen meanwhile.
     fn tell_again(&self, horizons: Vec<(JobId, Epoch)>) {
         let mut queue = self.queue.lock();
@@ -177,8 +153,7 @@ impl RecordStream {
         }
     }
 
-    /// Completes when this record and all before it are applied.
-    pub async fn wait_applied(&self, number: u64) {
+    async fn wait_applied(&self, number: u64) {
         let mut applied = self.applied.subscribe();
         // The sender is in `self`.
         let _ = applied.wait_for(|applied| *applied >= number).await;
@@ -202,9 +177,69 @@ impl RecordStream {
     }
 }
 
+/// The streams of all compute processes, by incarnation.
+#[derive(Default)]
+pub struct RecordStreams(Mutex<BTreeMap<u64, Arc<RecordStream>>>);
+
+impl RecordStreams {
+    /// From now on records are kept for this process.
+    pub fn open(&self, incarnation: u64) -> Arc<RecordStream> {
+        let stream = Arc::<RecordStream>::default();
+        self.0.lock().insert(incarnation, Arc::clone(&stream));
+        stream
+    }
+
+    /// Nobody waits for this process any more.
+    pub fn close(&self, incarnation: u64) {
+        let closed = self.0.lock().remove(&incarnation);
+        if let Some(stream) = closed {
+            stream.set_applied(u64::MAX);
+        }
+    }
+
+    /// A record was folded.
+    pub fn push(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]) {
+        let streams = self.0.lock();
+        if streams.is_empty() {
+            return;
+        }
+        let (jobs, bytes) = (jobs_of(record), record.encoded_len());
+        for stream in streams.values() {
+            let record = applied(Arc::clone(record), verdicts);
+            stream.queue.lock().push(record, &jobs, bytes);
+            stream.news.notify_one();
+        }
+    }
+
+    /// No read will need versions of the relation below this epoch.
+    pub fn raise_horizon(&self, job: JobId, horizon: Epoch) {
+        for stream in self.0.lock().values() {
+            stream.queue.lock().horizons.insert(job, horizon);
+            stream.news.notify_one();
+        }
+    }
+
+    /// Completes when every process that is there now has applied this record and all before it, or is gone.
+    pub async fn wait_applied(&self, number: u64) {
+        let streams: Vec<Arc<RecordStream>> = self.0.lock().values().cloned().collect();
+        for stream in streams {
+            stream.wait_applied(number).await;
+        }
+    }
+
+    /// The same of one process.
+    pub async fn wait_applied_by(&self, incarnation: u64, number: u64) {
+        let stream = self.0.lock().get(&incarnation).cloned();
+        if let Some(stream) = stream {
+            stream.wait_applied(number).await;
+        }
+    }
+}
+
 /// Sends the stream to a process until the server stops.
 pub struct Sender {
     shared: Arc<Shared>,
+    stream: Arc<RecordStream>,
     compute: Arc<dyn ComputeService>,
     log: LogStore,
     /// Of the process.
@@ -217,24 +252,26 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Of the records after `number`.
+    /// Of the records after the newest one.
     pub fn new(
         shared: Arc<Shared>,
         compute: Arc<dyn ComputeService>,
         log: LogStore,
-        number: u64,
         incarnation: u64,
     ) -> Sender {
+        // Opened first: no record is between the newest and those that are kept.
+        let stream = shared.streams.open(incarnation);
+        let number = shared.state.read().number;
         let acknowledged = Acknowledged { received: number, behind: Vec::new() };
-        let next = number + 1;
-        Sender { shared, compute, log, incarnation, next, acknowledged, pause: RETRY_MIN }
+        let (next, pause) = (number + 1, RETRY_MIN);
+        Sender { shared, stream, compute, log, incarnation, next, acknowledged, pause }
     }
 
     pub async fn run(mut self) {
         // What is before, the process will begin with.
-        self.shared.acknowledge(self.incarnation, &self.acknowledged);
+        self.shared.acknowledge(self.incarnation, &self.stream, &self.acknowledged);
         loop {
-            match self.shared.stream.next(self.next) {
+            match self.stream.next(self.next) {
                 Next::Message(message) => self.send(message).await,
                 Next::Missed => self.send_missed().await,
                 Next::Nothing => self.wait().await,
@@ -244,8 +281,8 @@ impl Sender {
 
     /// Until there is something to send. Meanwhile busy jobs go on.
     async fn wait(&mut self) {
-        let shared = Arc::clone(&self.shared);
-        let news = shared.stream.news.notified();
+        let stream = Arc::clone(&self.stream);
+        let news = stream.news.notified();
         if self.acknowledged.behind.is_empty() {
             return news.await;
         }
@@ -268,7 +305,7 @@ impl Sender {
                 self.note(at);
             }
             Err(error) => {
-                self.shared.stream.tell_again(horizons);
+                self.stream.tell_again(horizons);
                 self.take_error(error).await;
             }
         }
@@ -311,7 +348,7 @@ impl Sender {
         if at.received < self.acknowledged.received {
             return;
         }
-        self.shared.acknowledge(self.incarnation, &at);
+        self.shared.acknowledge(self.incarnation, &self.stream, &at);
         self.acknowledged = at;
     }
 }
@@ -331,9 +368,11 @@ mod tests {
             LogEntry { entry: Some(Entry::Commit(commit)) }
         };
         let entries: Vec<LogEntry> = jobs.iter().map(entry).collect();
-        let applied = Applied { epoch: Epoch(number), record: number, relation: None };
-        let verdicts = vec![Ok(applied); entries.len()];
-        queue.push(&Arc::new(LogRecord { number, entries, ..LogRecord::default() }), &verdicts);
+        let outcome = Applied { epoch: Epoch(number), record: number, relation: None };
+        let verdicts = vec![Ok(outcome); entries.len()];
+        let record = Arc::new(LogRecord { number, entries, ..LogRecord::default() });
+        let (jobs, bytes) = (jobs_of(&record), record.encoded_len());
+        queue.push(applied(record, &verdicts), &jobs, bytes);
     }
 
     fn numbers(next: Next) -> Vec<u64> {

@@ -20,8 +20,15 @@ const NAMES: usize = 1_000;
 /// What a process tells of itself beside its incarnation; the number is the leader's last record, as it said last.
 pub type Told = Box<dyn Fn(u64) -> Heartbeat + Send + Sync>;
 
+/// How long the leader is told for that the process ends.
+const LEAVING: Duration = Duration::from_secs(2);
+
 /// Runs until it is dropped, or the process is told that it is fenced.
-pub struct Beat(#[allow(dead_code, reason = "ends with it")] AbortOnDropHandle<()>);
+pub struct Beat {
+    meta: Arc<RemoteMeta>,
+    incarnation: u64,
+    _task: AbortOnDropHandle<()>,
+}
 
 impl Beat {
     pub fn start(link: &Link, given_up: Arc<GivenUp>, told: Told, ending: Ending) -> Beat {
@@ -32,7 +39,20 @@ impl Beat {
             told,
             ending,
         };
-        Beat(AbortOnDropHandle::new(tokio::spawn(beating.run())))
+        let task = AbortOnDropHandle::new(tokio::spawn(beating.run()));
+        Beat { meta: Arc::clone(&link.meta), incarnation: link.incarnation, _task: task }
+    }
+
+    /// The process ends: the leader need not wait until it is lost.
+    pub async fn leave(self) {
+        let Beat { meta, incarnation, _task: task } = self;
+        drop(task);
+        let heartbeat = Heartbeat { incarnation, leaving: true, ..Heartbeat::default() };
+        match tokio::time::timeout(LEAVING, meta.beat(heartbeat)).await {
+            Ok(Ok(_) | Err(CallError::Fenced { .. })) => {}
+            Ok(Err(error)) => warn!(%error, "the meta process was not told that this one ends"),
+            Err(_) => warn!("the meta process has not answered that this one ends"),
+        }
     }
 }
 

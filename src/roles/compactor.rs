@@ -91,7 +91,7 @@ impl CompactorProcess {
     }
 
     pub async fn shutdown(self) {
-        drop(self.beat);
+        self.beat.leave().await;
         self.serving.end().await;
         if let Err(error) = self.store.close().await {
             tracing::warn!(%error, "the cache was not closed cleanly");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use millrace_common::collections;
 use millrace_compactor::Compactor;
 use millrace_executor::Worker;
+use millrace_executor::input::relations::Elsewhere;
 use millrace_executor::worker::WorkerOptions;
 use millrace_meta::LogFollower;
 use millrace_rpc::control::Heartbeat;
@@ -14,11 +15,11 @@ use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::Server;
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
-use millrace_storage::StateStore;
-use millrace_storage::StoreOptions;
 use millrace_storage::given_up::GivenUp;
+use millrace_storage::{StateStore, StoreOptions, VersionFollower};
 
 use super::beat::{Beat, Told};
+use super::elsewhere::FollowedInputs;
 use super::link::Link;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
@@ -65,22 +66,32 @@ impl ComputeProcess {
             ..store_options(&config.process, &overrides, object_store, link.incarnation)
         })
         .await?;
+        let inputs = Arc::new(FollowedInputs {
+            follower: Arc::clone(&follower),
+            versions: Arc::new(VersionFollower::new(&store)),
+            incarnation: link.incarnation,
+        });
         let worker = Worker::new(WorkerOptions {
             runtime: runtimes.as_ref().and_then(Runtimes::tasks),
+            elsewhere: Some(Arc::clone(&inputs) as Arc<dyn Elsewhere>),
             ..worker_options(&config.process, &overrides, &store)
         });
         let upstream = Upstream { follower: Arc::clone(&follower), meta: Arc::clone(&link.meta) };
         worker.set_meta(Arc::new(upstream) as Arc<dyn MetaService>);
         let compactor = Compactor::new(Arc::clone(&store));
         let compactor = BackgroundCompactor { compactor: Arc::new(compactor), runtime: background };
-        let following = Following { follower: Arc::clone(&follower), worker: Arc::clone(&worker) };
+        let following = Following {
+            follower: Arc::clone(&follower),
+            worker: Arc::clone(&worker),
+            inputs: Arc::clone(&inputs),
+        };
         let server = Server::new(Arc::clone(&link.admission))
             .compute(Arc::new(following) as Arc<dyn ComputeService>)
             .compactor(Arc::new(compactor) as Arc<dyn CompactorService>)
             .dml(Arc::clone(&worker) as Arc<dyn DmlService>);
         let serving = Serving::start(&link.admission, server, ground.listener);
         let ending = Ending::default();
-        let told = told(Arc::clone(&worker), Arc::clone(&store), Arc::clone(&follower));
+        let told = told(Arc::clone(&worker), Arc::clone(&store), inputs);
         let beat = Beat::start(&link, given_up, told, ending.clone());
         let metrics = Metrics::new("compute", link.incarnation).with(
             "millrace_log_record",
@@ -108,7 +119,7 @@ impl ComputeProcess {
     }
 
     pub async fn shutdown(self) {
-        drop(self.beat);
+        self.beat.leave().await;
         self.serving.end().await;
         if let Err(error) = self.store.close().await {
             tracing::warn!(%error, "the cache was not closed cleanly");
@@ -119,10 +130,20 @@ impl ComputeProcess {
     }
 }
 
-/// The record stream tells how far it is; a heartbeat tells how its jobs are.
-fn told(worker: Arc<Worker>, store: Arc<StateStore>, follower: Arc<LogFollower>) -> Told {
-    Box::new(move |_| Heartbeat {
-        jobs: worker_reports(&worker, &store, &follower),
-        ..Heartbeat::default()
+/// How far the process is, what it reads of jobs that run elsewhere, and how its own are. The record stream tells how far
+/// it is, too, but not what it reads.
+fn told(worker: Arc<Worker>, store: Arc<StateStore>, inputs: Arc<FollowedInputs>) -> Told {
+    Box::new(move |_| {
+        let followed = inputs.follower.number();
+        let applied = worker.applied().map_or(followed, |applied| applied.min(followed));
+        // Asked later: what is opened from now on is of a later record.
+        let (reads_from, pinned) = inputs.pinned();
+        Heartbeat {
+            applied,
+            reads_from: reads_from.map(|epoch| epoch.0),
+            pinned,
+            jobs: worker_reports(&worker, &store, &inputs.follower),
+            ..Heartbeat::default()
+        }
     })
 }

@@ -139,7 +139,7 @@ impl FrontendProcess {
         if let Ok(Err(error)) = (&mut self.serving).await {
             warn!(%error, "the frontend ended with an error");
         }
-        drop(self.beat);
+        self.beat.leave().await;
         if let Err(error) = self.store.close().await {
             warn!(%error, "the cache was not closed cleanly");
         }

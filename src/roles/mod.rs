@@ -7,6 +7,7 @@
 mod beat;
 mod compactor;
 mod compute;
+mod elsewhere;
 mod frontend;
 mod link;
 mod meta;

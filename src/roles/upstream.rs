@@ -12,7 +12,7 @@ use millrace_executor::Worker;
 use millrace_meta::LogFollower;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
-use millrace_rpc::log::SplitMarkAt;
+use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
 use millrace_rpc::remote::RemoteMeta;
 use millrace_rpc::services::{ComputeService, Cut, MetaService, SourceParts, StartJob};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
@@ -20,6 +20,8 @@ use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEd
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::warn;
+
+use super::elsewhere::FollowedInputs;
 
 /// How long a worker waits for a record that the leader has told it of.
 const RECORD_PATIENCE: Duration = Duration::from_secs(20);
@@ -33,6 +35,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 pub struct Following {
     pub follower: Arc<LogFollower>,
     pub worker: Arc<Worker>,
+    pub inputs: Arc<FollowedInputs>,
 }
 
 impl Following {
@@ -62,7 +65,13 @@ impl ComputeService for Following {
     async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
         let taken = self.follower.take(&message.records).await;
         taken.map_err(|e| StreamError::Failed(SqlError::from(e)))?;
-        self.worker.apply_records(message).await
+        let may_move = message.records.iter().any(|r| moves_jobs(&r.record));
+        let applied = self.worker.apply_records(message).await;
+        if may_move {
+            let (worker, inputs) = (Arc::clone(&self.worker), Arc::clone(&self.inputs));
+            spawn("leave jobs", async move { inputs.leave_moved(&worker).await });
+        }
+        applied
     }
 
     async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
@@ -85,6 +94,11 @@ impl ComputeService for Following {
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.worker.stop_job(job, generation).await;
     }
+}
+
+fn moves_jobs(record: &LogRecord) -> bool {
+    let mut entries = record.entries.iter().filter_map(|e| e.entry.as_ref());
+    entries.any(|entry| matches!(entry, Entry::PlaceJobs(_)))
 }
 
 /// See the module.

@@ -17,7 +17,7 @@ use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
 use millrace_common::collections::HashMap;
 use millrace_common::fault_injection::is_planted;
-use millrace_common::{DeltaChunk, EnvHandle, Epoch, JobId, TableId, Vnode};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, Generation, JobId, TableId, Vnode};
 use millrace_rpc::log::MovedPart;
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef, VersionEdit};
@@ -94,6 +94,8 @@ pub struct JobStats {
 }
 
 pub struct JobStore {
+    /// Of the version that it was opened with.
+    generation: Generation,
     /// What is read of it.
     pub(crate) committed: Arc<Committed>,
     /// What logs call the job.
@@ -181,6 +183,7 @@ impl JobStore {
         tail.iter().for_each(|s| held.add(s.sequence, s.length, now));
         let overlap = write_delay::deepest(&version).map_or(0, |o| o.runs);
         Ok(Arc::new(JobStore {
+            generation: Generation(committed.generation),
             committed: Arc::new(Committed::new(Arc::clone(&shared), job, version)),
             label: OnceLock::new(),
             shared,
@@ -203,6 +206,11 @@ impl JobStore {
 
     pub fn job(&self) -> JobId {
         self.committed.job
+    }
+
+    /// The generation of the job that it was opened for.
+    pub fn generation(&self) -> Generation {
+        self.generation
     }
 
     pub(crate) fn version(&self) -> Arc<Version> {

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicUsize;
 
 use bytes::Bytes;
 use millrace_common::collections::{HashMap, HashSet};
-use millrace_common::{EnvHandle, JobId, TableId};
+use millrace_common::{EnvHandle, Generation, JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use object_store::ObjectStore;
 use parking_lot::{Mutex, RwLock};
@@ -233,6 +233,25 @@ impl StateStore {
         self.shared.cache.forget_owner(job);
         self.shared.touched.lock().insert(job);
         self.shared.changed.notify_waiters();
+    }
+
+    /// The same, unless what is open is of this generation or a newer one; whether nothing is open now.
+    pub fn close_job_before(&self, job: JobId, generation: Generation) -> bool {
+        let mut jobs = self.jobs.lock();
+        if jobs.get(&job).is_some_and(|open| open.generation() >= generation) {
+            return false;
+        }
+        jobs.remove(&job);
+        drop(jobs);
+        self.shared.cache.forget_owner(job);
+        self.shared.touched.lock().insert(job);
+        self.shared.changed.notify_waiters();
+        true
+    }
+
+    /// The jobs that are open, and the generation that each was opened for.
+    pub fn open_jobs(&self) -> Vec<(JobId, Generation)> {
+        self.jobs.lock().iter().map(|(id, job)| (*id, job.generation())).collect()
     }
 
     /// Waits until the version of a job that is open here has all of these runs: the log names what a

@@ -69,6 +69,47 @@ async fn a_stopped_worker_that_wakes_has_lost_its_jobs() {
     outcomes.check(&cluster.connect("frontend2").await).await;
 }
 
+/// Tables on one process, and views where there is room: each process has written something of its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start_with(dir.path(), &Cluster::SPREAD).await;
+    let admin = cluster.connect("frontend1").await;
+    transfers::create(&admin).await;
+    let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
+    let running = Transfers::start(addresses);
+    running.progress(PROGRESS).await;
+    let computes = "SELECT incarnation::bigint, address FROM millrace_catalog.processes \
+                    WHERE roles = ARRAY['compute'] ORDER BY 1";
+    let computes: Vec<(i64, String)> =
+        admin.query(computes, &[]).await.unwrap().iter().map(|r| (r.get(0), r.get(1))).collect();
+    assert_eq!(computes.len(), 3);
+    let works = |id: &i64| cluster.objects_of(*id as u64) > 0;
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while !computes.iter().all(|(id, _)| works(id)) {
+        assert!(std::time::Instant::now() < deadline, "a process has nothing to do: {computes:?}");
+        running.progress(1).await;
+    }
+    for name in ["compute1", "compute3"] {
+        let killed = std::time::Instant::now();
+        cluster.process(name).kill();
+        // Transfers do not need all processes; a fresh read of the views does.
+        assert_eq!(one::<i64>(&admin, "SELECT accounts FROM totals").await, transfers::ACCOUNTS);
+        one::<i64>(&admin, "SELECT sum(transfers)::bigint FROM paid").await;
+        running.progress(PROGRESS).await;
+        println!("{name} was killed: all goes on elsewhere after {:?}", killed.elapsed());
+    }
+    cluster.begin("compute1");
+    let left = std::time::Instant::now();
+    cluster.process("compute2").signal("TERM");
+    cluster.process("compute2").await_end(Duration::from_secs(60));
+    assert_eq!(one::<i64>(&admin, "SELECT accounts FROM totals").await, transfers::ACCOUNTS);
+    running.progress(PROGRESS).await;
+    println!("compute2 has left: all goes on elsewhere after {:?}", left.elapsed());
+    let outcomes = running.end().await;
+    outcomes.check(&cluster.connect("frontend2").await).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn committed_state_is_read_while_nobody_else_is_there() {
     let dir = tempfile::tempdir().unwrap();

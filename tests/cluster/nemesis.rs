@@ -1,5 +1,5 @@
 //! Random events on random processes, from a seed: processes are killed and started again, stopped and woken, two at
-//! once, and a second compute process takes over while the first lives.
+//! once, and compute processes leave in order while others take their place.
 //!
 //! `MILLRACE_NEMESIS_SEED` sets the seed, which each run prints, `MILLRACE_NEMESIS_SECONDS` for how long events go on,
 //! and `MILLRACE_NEMESIS_LOGS` a directory that takes what the processes have written.
@@ -13,6 +13,8 @@ use crate::PROGRESS;
 use crate::process::{Cluster, Process, send_signal};
 use crate::transfers::{self, Transfers};
 
+/// The processes that events happen to.
+const NAMES: [&'static str; 7] = Cluster::SPREAD;
 const SECONDS: u64 = 20;
 /// How long transfers of each session may take to go on once all processes are there.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
@@ -90,7 +92,7 @@ async fn random_events_lose_nothing() {
     let seconds = variable("MILLRACE_NEMESIS_SECONDS").unwrap_or(SECONDS);
     println!("MILLRACE_NEMESIS_SEED={seed} MILLRACE_NEMESIS_SECONDS={seconds}");
     let dir = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start(dir.path()).await;
+    let cluster = Cluster::start_with(dir.path(), &NAMES).await;
     transfers::create(&cluster.connect("frontend1").await).await;
     let addresses = addresses(&cluster);
     let running = Transfers::start(addresses.clone());
@@ -124,7 +126,7 @@ impl Nemesis {
 
     /// One event on a process that none is under way on.
     fn event(&mut self) {
-        let name = Cluster::NAMES[self.random.within(0..=4) as usize];
+        let name = NAMES[self.random.within(0..=NAMES.len() as u64 - 1) as usize];
         let kind = self.random.within(0..=9);
         let later = match self.random.one_in(2) {
             true => Duration::ZERO,
@@ -137,10 +139,18 @@ impl Nemesis {
         };
         let is_starting =
             self.pending.iter().any(|(_, p)| matches!(p, Pending::Start(n) if *n == name));
-        if name == "compute" && kind >= 7 && !is_starting {
-            self.say("a second compute");
+        if name.starts_with("compute") && kind >= 7 && !is_starting {
+            self.say(format!("{name} is replaced"));
             let replaced = self.cluster.spawn(name);
-            self.replaced.extend(replaced);
+            if let Some(mut process) = replaced {
+                // It leaves in order, or is lost and wakes up later.
+                match kind {
+                    _ if process.has_ended() => {}
+                    9 => process.signal("STOP"),
+                    _ => process.signal("TERM"),
+                }
+                self.replaced.push(process);
+            }
             return;
         }
         if self.pending.iter().any(|(_, p)| p.name() == name) {
@@ -172,7 +182,7 @@ impl Nemesis {
                 Pending::Wake(_, id) => send_signal(id, "CONT"),
             }
         }
-        for name in Cluster::NAMES {
+        for name in NAMES {
             let is_pending = self.pending.iter().any(|(_, p)| p.name() == name);
             if !is_pending && self.cluster.process(name).has_ended() {
                 self.say(format!("{name} has ended, and is started again"));
@@ -206,9 +216,7 @@ impl Nemesis {
             self.look_for(LOOK).await;
         }
         let waiting = Instant::now();
-        while let Some(name) =
-            Cluster::NAMES.iter().find(|name| !self.cluster.process(name).is_ready())
-        {
+        while let Some(name) = NAMES.iter().find(|name| !self.cluster.process(name).is_ready()) {
             let log = self.cluster.process(name).log();
             assert!(waiting.elapsed() < READY_LIMIT, "{name} is not ready:\n{log}");
             self.look_for(LOOK).await;
@@ -230,10 +238,14 @@ impl Nemesis {
 
     async fn check(mut self) {
         for mut replaced in std::mem::take(&mut self.replaced) {
+            // It may have been stopped before it was told to end.
+            if !replaced.has_ended() {
+                replaced.signal("CONT");
+            }
             replaced.await_end(REPLACED_LIMIT);
             self.keep("replaced", &replaced.log());
         }
-        for name in Cluster::NAMES {
+        for name in NAMES {
             self.keep_log(name);
         }
         let outcomes = self.running.end().await;

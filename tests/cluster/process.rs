@@ -127,11 +127,12 @@ pub fn send_signal(id: u32, name: &str) {
     assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
 }
 
-/// One leader, one compute process, one compactor and two frontends.
+/// One leader, some compute processes, one compactor and two frontends.
 pub struct Cluster {
     dir: PathBuf,
     s3: Server,
-    meta: String,
+    /// Where those listen that others must find again when they were killed.
+    ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
     starts: u32,
 }
@@ -144,12 +145,21 @@ fn role(name: &str) -> &str {
 impl Cluster {
     pub const NAMES: [&'static str; 5] = ["meta", "compute", "compactor", "frontend1", "frontend2"];
 
+    /// The same with three compute processes.
+    pub const SPREAD: [&'static str; 7] =
+        ["meta", "compute1", "compute2", "compute3", "compactor", "frontend1", "frontend2"];
+
     pub async fn start(dir: &Path) -> Cluster {
+        Cluster::start_with(dir, &Cluster::NAMES).await
+    }
+
+    pub async fn start_with(dir: &Path, names: &[&'static str]) -> Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
-        // The others must find the leader again when it was killed.
-        let (processes, meta) = (BTreeMap::new(), free_address());
-        let mut cluster = Cluster { dir: dir.to_owned(), s3, meta, processes, starts: 0 };
-        for name in Cluster::NAMES {
+        let ports = names.iter().filter(|name| !name.starts_with("frontend"));
+        let ports = ports.map(|name| (*name, free_address())).collect();
+        let (dir, processes) = (dir.to_owned(), BTreeMap::new());
+        let mut cluster = Cluster { dir, s3, ports, processes, starts: 0 };
+        for name in names {
             cluster.begin(name);
         }
         cluster
@@ -166,7 +176,10 @@ impl Cluster {
     pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
         self.starts += 1;
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        let listen = if name == "meta" { self.meta.as_str() } else { "127.0.0.1:0" };
+        // One that still lives has its address; another finds its own.
+        let is_free = self.processes.get_mut(name).is_none_or(Process::has_ended);
+        let own = self.ports.get(name).filter(|_| is_free);
+        let listen = own.map_or("127.0.0.1:0", String::as_str);
         command
             .arg(role(name))
             .args(["--listen", listen])
@@ -182,7 +195,7 @@ impl Cluster {
                 ("AWS_ALLOW_HTTP", "true".to_owned()),
             ]);
         if name != "meta" {
-            command.args(["--meta", &self.meta]);
+            command.args(["--meta", &self.ports["meta"]]);
         }
         self.processes.insert(name, Process::spawn(command))
     }

@@ -9,6 +9,7 @@ pub mod estimate;
 pub mod exchange;
 pub mod generated;
 pub mod position;
+pub mod relations;
 pub mod source;
 pub mod subscribe;
 pub mod values;

@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::ops::{Bound, Range};
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::array::Array;
 use async_trait::async_trait;
@@ -18,24 +17,20 @@ use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
 use millrace_graph::lookahead::Place;
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
-use millrace_storage::{JobStore, ScanBatch, ScanOptions, StateStore};
+use millrace_storage::{ScanBatch, ScanOptions};
 use tokio::time::Instant;
 
-use crate::changelog_cache::{ChangelogCache, EpochDelta, RingReader};
+use crate::changelog_cache::{EpochDelta, RingReader};
 use crate::consolidate::consolidate_projected;
 use crate::error::ExecError;
 use crate::exchange::Barrier;
 use crate::input::Reader;
 use crate::input::position::{Span, spans};
+use crate::input::relations::{Content, Relations};
 use crate::lookahead::stream_ahead::{HeldStream, StreamAhead, unhurried};
 use crate::lookahead::uncommitted::Following;
 use crate::stats::Progress;
 use crate::watermark::{Watermark, WatermarkSet};
-
-/// While the upstream job restarts its store is away for a moment: how often to look again.
-const UPSTREAM_POLL: Duration = Duration::from_millis(20);
-/// After which the job fails, to say why it does not move.
-const UPSTREAM_WAIT: Duration = Duration::from_secs(30);
 
 /// Rows of changes in memory that are made known before they are handed out.
 const RING_ROWS: usize = 8_192;
@@ -57,8 +52,7 @@ pub struct Subscription {
     pub watermarked: Vec<usize>,
     pub meta: Arc<dyn MetaService>,
     pub vnodes: Range<Vnode>,
-    pub store: Arc<StateStore>,
-    pub changelogs: Arc<ChangelogCache>,
+    pub relations: Relations,
     /// Rows of one step of the first scan.
     pub scan_rows: usize,
     /// See [`Barrier::stage`].
@@ -165,8 +159,8 @@ impl SubscribeReader {
             }
         };
         let scan = Scan { spans, stream: None, rows: 0 };
-        let ring = from.changelogs.subscribe(from.relation);
-        let uncommitted = from.changelogs.uncommitted();
+        let ring = from.relations.changelogs.subscribe(from.relation);
+        let uncommitted = from.relations.changelogs.uncommitted();
         let announced = is_planted("leaf-reads-uncommitted")
             .then(|| uncommitted.follow(from.relation, vec![Place::Root]));
         SubscribeReader {
@@ -180,35 +174,16 @@ impl SubscribeReader {
         }
     }
 
-    /// The upstream's store; waits for it while the upstream restarts.
-    async fn upstream(
-        from: &Subscription,
-        since: &mut Option<Instant>,
-    ) -> Result<Arc<JobStore>, ExecError> {
-        loop {
-            if let Some(store) = from.store.job(from.relation) {
-                return Ok(store);
-            }
-            let clock = from.store.env();
-            let began = *since.get_or_insert_with(|| clock.now());
-            if clock.elapsed(began) > UPSTREAM_WAIT {
-                let message = format!("input relation {} is not running", from.relation);
-                return Err(ExecError::Unavailable(message));
-            }
-            tokio::time::sleep(UPSTREAM_POLL).await;
-        }
-    }
-
     async fn open(&mut self) -> Result<(), ExecError> {
         let State::Start { prev, epoch, since } = &mut self.state else { return Ok(()) };
         let (prev, epoch) = (*prev, *epoch);
-        if let Some(deltas) = self.from.changelogs.get(self.from.relation, prev, epoch) {
+        if let Some(deltas) = self.from.relations.recent(self.from.relation, prev, epoch) {
             self.state = State::Ring(RingChanges::new(deltas));
             return Ok(());
         }
-        let store = Self::upstream(&self.from, since).await?;
+        let content = self.from.relations.content(self.from.relation, since).await?;
         let prev = if is_planted("changes-skip-epoch") { epoch } else { prev };
-        let changes = store.changes(self.from.table, prev, epoch, self.from.vnodes.clone());
+        let changes = content.changes(self.from.table, prev, epoch, self.from.vnodes.clone());
         let columns = self.from.columns.clone();
         self.state = State::Store(match &self.from.ahead {
             Some(ahead) => ahead.drive(changes, move |c| c.batch.project(&columns).ok()),
@@ -245,7 +220,7 @@ impl SubscribeReader {
         let Some(ahead) = self.from.ahead.as_ref().filter(|ahead| ahead.is_followed()) else {
             return Ok(());
         };
-        let left = self.from.changelogs.get(self.from.relation, self.epoch, Epoch::MAX);
+        let left = self.from.relations.recent(self.from.relation, self.epoch, Epoch::MAX);
         let Some(left) = left.filter(|deltas| deltas.len() >= BEHIND) else { return Ok(()) };
         let (mut left, mut rows) = (RingChanges::new(left), 0);
         while let Some((epoch, chunk)) = left.take(&self.from)?.filter(|_| rows < RING_ROWS) {
@@ -267,8 +242,9 @@ impl SubscribeReader {
             let stream = match &mut self.scan.stream {
                 Some(stream) => stream,
                 empty => {
-                    let store = Self::upstream(&self.from, since).await?;
-                    empty.insert(scan_span(&self.from, &store, *epoch, span)?)
+                    let relations = &self.from.relations;
+                    let content = relations.content(self.from.relation, since).await?;
+                    empty.insert(scan_span(&self.from, &content, *epoch, span)?)
                 }
             };
             let Some(batch) = stream.next().await.transpose()? else {
@@ -299,7 +275,7 @@ fn weights_of(weights: arrow::array::Int64Array) -> Option<arrow::array::Int64Ar
 
 fn scan_span(
     from: &Subscription,
-    store: &Arc<JobStore>,
+    content: &Content,
     epoch: Epoch,
     span: &Span,
 ) -> Result<HeldStream<ScanBatch>, ExecError> {
@@ -312,7 +288,7 @@ fn scan_span(
         vnodes: Some(span.vnodes.clone()),
         batch_rows: from.chunk_rows,
     };
-    let scan = store.snapshot(epoch)?.scan(from.table, options);
+    let scan = content.snapshot(epoch)?.scan(from.table, options);
     Ok(match &from.ahead {
         Some(ahead) => ahead.drive(scan, |batch| Some(batch.values.clone())),
         None => unhurried(scan),

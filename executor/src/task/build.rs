@@ -17,19 +17,19 @@ use millrace_graph::{
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::JobVersion;
-use millrace_storage::{JobStore, StateStore, TableWriter};
+use millrace_storage::{JobStore, TableWriter};
 use tokio::sync::{Notify, mpsc};
 
 use super::order::Order;
 use super::{Consumer, Kind, PlanNode, Task, TaskReport};
 use crate::blackhole::Digest;
-use crate::changelog_cache::ChangelogCache;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::{
     Barrier, ChunkReceiver, ChunkSender, Dispatcher, local_channel, owned_vnodes,
 };
 use crate::input::exchange::ExchangeLeaf;
+use crate::input::relations::Relations;
 use crate::input::source::{SourceInput, SourceReader};
 use crate::input::subscribe::{SubscribeReader, Subscription};
 use crate::input::values::ValuesReader;
@@ -64,9 +64,7 @@ pub struct Blueprint<'a> {
     pub parallelism: usize,
     /// The job's own state.
     pub job_store: Arc<JobStore>,
-    /// Of the inputs.
-    pub store: Arc<StateStore>,
-    pub changelogs: Arc<ChangelogCache>,
+    pub relations: Relations,
     pub meta: Arc<dyn MetaService>,
     pub governor: Arc<MemoryGovernor>,
     pub options: Arc<ExecOptions>,
@@ -165,7 +163,7 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     for (task, fragment) in tasks.iter_mut().zip(fragment_of) {
         task.leaf_hints = wiring.leaf_hints(graph, fragment, metrics, &ctx);
     }
-    let uncommitted = builder.blueprint.changelogs.uncommitted();
+    let uncommitted = builder.blueprint.relations.changelogs.uncommitted();
     let walkers = wiring.walkers(graph, metrics, uncommitted, &ctx);
     let mut beside = builder.beside;
     beside.extend(walkers);
@@ -193,7 +191,7 @@ fn context_of_steps<'a>(b: &Blueprint<'_>) -> OperatorContext<'a> {
         lookahead: Arc::default(),
         governor: Arc::clone(&b.governor),
         shed: Arc::default(),
-        clock: b.store.env().clone(),
+        clock: b.relations.store.env().clone(),
         restored: Epoch(b.version.epoch),
         first_arrival: 0,
     }
@@ -303,8 +301,8 @@ impl Builder<'_> {
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             turn: 0,
-            yielded: self.blueprint.store.env().now(),
-            clock: self.blueprint.store.env().clone(),
+            yielded: self.blueprint.relations.store.env().now(),
+            clock: self.blueprint.relations.store.env().clone(),
         })
     }
 
@@ -396,8 +394,7 @@ impl Builder<'_> {
             watermarked: upstream.watermarked(),
             meta: Arc::clone(&b.meta),
             vnodes: place.vnodes.clone(),
-            store: Arc::clone(&b.store),
-            changelogs: Arc::clone(&b.changelogs),
+            relations: b.relations.clone(),
             scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
             stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
@@ -450,7 +447,7 @@ impl Builder<'_> {
             meta: Arc::clone(&of.meta),
             read_rows: of.read_rows,
             governor: Arc::clone(&self.blueprint.governor),
-            clock: self.blueprint.store.env().clone(),
+            clock: self.blueprint.relations.store.env().clone(),
             followers: self.wiring.followers(leaf),
         });
         self.beside.push(work.run().boxed());
@@ -469,7 +466,7 @@ impl Builder<'_> {
             }
             false => None,
         };
-        let changelogs = Arc::clone(&b.changelogs);
+        let changelogs = Arc::clone(&b.relations.changelogs);
         let kept = KeptChange { changelogs, relation: RelationId(b.relation.id) };
         let root = Materialize::new(
             layout,
@@ -518,7 +515,7 @@ impl Builder<'_> {
                 .unwrap_or_default(),
             governor: Arc::clone(&b.governor),
             shed: Arc::clone(&place.shed),
-            clock: b.store.env().clone(),
+            clock: b.relations.store.env().clone(),
             restored: Epoch(b.version.epoch),
             first_arrival: first_arrival(&b.version.counters),
         };

@@ -88,7 +88,8 @@ impl Accounts {
         let cache = shared.store.cache();
         let held = cache.stats();
         // What is committed is held a second time, encoded, until it is written.
-        self.memtables.set(self.in_memory + shared.store.unwritten_tail_bytes());
+        let followed = shared.elsewhere.as_ref().map_or(0, |elsewhere| elsewhere.memory_bytes());
+        self.memtables.set(self.in_memory + shared.store.unwritten_tail_bytes() + followed);
         self.blocks.set((held.memory_bytes + held.index_bytes) as usize);
         let share = shared.governor.block_share(self.most_blocks);
         // Small corrections are not worth an eviction round.

@@ -41,6 +41,7 @@ use crate::blackhole::Digest;
 use crate::changelog_cache::ChangelogCache;
 use crate::dml::sequencer::TransactionGroups;
 use crate::error_sink::ErrorKind;
+use crate::input::relations::{Elsewhere, Relations};
 use crate::memory::MemoryGovernor;
 use crate::options::ExecOptions;
 use crate::stats::{EpochTimes, JobStats};
@@ -53,6 +54,8 @@ pub struct WorkerOptions {
     pub memory_limit: usize,
     /// Where tasks run; `None`: the runtime the worker is made on.
     pub runtime: Option<Handle>,
+    /// What other processes commit; `None`: all jobs run here.
+    pub elsewhere: Option<Arc<dyn Elsewhere>>,
     /// Tasks that are polled at a time: as many as `runtime` has threads for them.
     pub task_permits: usize,
 }
@@ -64,6 +67,7 @@ impl WorkerOptions {
             exec: ExecOptions::default(),
             memory_limit: 1 << 30,
             runtime: None,
+            elsewhere: None,
             task_permits: threads_for(std::thread::available_parallelism().map_or(2, usize::from)),
         }
     }
@@ -75,6 +79,7 @@ struct Shared {
     options: Arc<ExecOptions>,
     governor: Arc<MemoryGovernor>,
     changelogs: Arc<ChangelogCache>,
+    elsewhere: Option<Arc<dyn Elsewhere>>,
     ties: Arc<TransactionGroups>,
     runtime: Handle,
     /// Each job has one share of the cores for its tasks.
@@ -115,6 +120,7 @@ impl Worker {
             options: Arc::new(options.exec),
             governor,
             changelogs,
+            elsewhere: options.elsewhere,
             ties: Arc::default(),
             runtime,
             shares,
@@ -146,6 +152,27 @@ impl Worker {
     /// Counters of a running job.
     pub fn stats(&self, job: JobId) -> Option<JobStats> {
         self.shared.job(job).map(|j| j.stats())
+    }
+
+    /// The last record of the log up to which everything is applied to the jobs that run here; `None`: there was neither
+    /// a record nor a job yet.
+    pub fn applied(&self) -> Option<u64> {
+        let acknowledged = self.shared.stream.acknowledged();
+        (acknowledged.received > 0).then(|| acknowledged.applied())
+    }
+
+    /// The jobs that are open here, and the generation of each, those that have stopped included.
+    pub fn open_jobs(&self) -> Vec<(JobId, Generation)> {
+        self.shared.store.open_jobs()
+    }
+
+    /// The log has placed a job elsewhere: its generations before this one end here, and nothing is kept of them.
+    pub async fn leave(&self, job: JobId, before: Generation) {
+        self.shared.remove(job, |j| j.generation < before).await;
+        if self.shared.store.close_job_before(job, before) {
+            self.shared.stopped.write().remove(&job);
+            self.shared.stream.forget(job);
+        }
     }
 
     /// When the newest epochs of a job were sealed and committed.
@@ -183,6 +210,14 @@ impl Shared {
         self.jobs.read().get(&id).cloned()
     }
 
+    fn relations(&self) -> Relations {
+        Relations {
+            store: Arc::clone(&self.store),
+            changelogs: Arc::clone(&self.changelogs),
+            elsewhere: self.elsewhere.clone(),
+        }
+    }
+
     /// The job if it is of this generation.
     fn job_of(&self, id: JobId, generation: Generation) -> Option<Arc<Job>> {
         self.job(id).filter(|j| j.generation == generation)
@@ -209,6 +244,8 @@ impl Shared {
             }
         };
         if let Some(job) = job {
+            // What is committed from now on it is not told.
+            self.changelogs.close(id);
             self.stopped
                 .write()
                 .insert(id, Stopped { since: self.store.env().now(), why: job.failure() });

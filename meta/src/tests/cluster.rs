@@ -72,7 +72,7 @@ fn placed(meta: &Meta, id: RelationId) -> (u64, Generation) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn jobs_wait_for_a_compute_process_and_go_to_the_newest() {
+async fn jobs_wait_for_a_compute_process_and_go_to_who_takes_its_place() {
     let (cluster, fenced) = leader(&TestStore::new()).await;
     let meta = Arc::clone(&cluster.meta);
     let t = cluster.create(table("t")).await;
@@ -89,12 +89,37 @@ async fn jobs_wait_for_a_compute_process_and_go_to_the_newest() {
     let (on, generation) = placed(&meta, t);
     assert_eq!(on, first);
 
-    let second = registered(&meta, process(8, ProcessRole::Compute, "b:1")).await;
-    assert_eq!(placed(&meta, t), (second, Generation(generation.0 + 1)));
+    let second = registered(&meta, process(8, ProcessRole::Compute, "a:1")).await;
     assert_eq!(*fenced.lock(), [first]);
+    assert_eq!(placed(&meta, t).0, second);
+    assert!(placed(&meta, t).1 > generation);
     assert!(matches!(beat(&meta, first).await, Err(CallError::Fenced { .. })));
     assert!(beat(&meta, second).await.is_ok());
     cluster.read(&[t, v]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_are_spread_over_processes_and_those_of_a_lost_one_go_to_the_others() {
+    let (cluster, fenced) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let t = cluster.created(table("t")).await;
+    let v = cluster.created(view("v", &[t])).await;
+    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    assert!(fenced.lock().is_empty(), "nobody's place was taken");
+    let before = placed(&meta, t);
+    assert_eq!((before.0, placed(&meta, v).0), (first, second));
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v]).await, [1, 1]);
+    for _ in 0..15 {
+        tokio::time::sleep(PROCESS_LEASE / 10).await;
+        beat(&meta, first).await.unwrap();
+    }
+    assert_eq!(*fenced.lock(), [second]);
+    assert_eq!(placed(&meta, v).0, first);
+    assert_eq!(placed(&meta, t), before, "what ran elsewhere is left alone");
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v]).await, [2, 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -149,7 +174,7 @@ async fn a_read_waits_while_its_job_goes_to_another_process() {
     let replaced = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         cluster.fake.behave(v, Behaviour::default());
-        registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+        registered(&meta, process(2, ProcessRole::Compute, "a:1")).await;
     };
     let (epoch, ()) = tokio::join!(reading, replaced);
     assert_eq!(cluster.fake.value_at(v, epoch.unwrap()), 1);

@@ -1,0 +1,177 @@
+//! The compute processes, as one service for all drivers.
+//!
+//! A call about a job goes to the process that the log has placed it on. While there is none, or it is not known yet how
+//! to call it, the caller waits: its job is not failing, and starts as soon as it is placed. What belonged to an earlier
+//! process is fenced by the generation of the job, so a call that reaches the next one instead does no harm.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use millrace_common::collections::HashMap;
+use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::services::{ComputeService, Cut, StartJob};
+use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
+use millrace_rpc::version::{JobCommit, PublishHandle};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use crate::state::MetaState;
+
+type Service = Arc<dyn ComputeService>;
+
+/// See the module.
+pub struct Computes {
+    state: Arc<RwLock<MetaState>>,
+    /// By incarnation.
+    known: watch::Sender<BTreeMap<u64, Service>>,
+    /// Where each job was started last, and in which generation: there it is to be stopped.
+    started: Mutex<HashMap<JobId, (Generation, u64)>>,
+}
+
+impl Computes {
+    /// `state`: what the log says.
+    pub fn new(state: Arc<RwLock<MetaState>>) -> Computes {
+        Computes { state, known: watch::Sender::default(), started: Mutex::default() }
+    }
+
+    /// Jobs that are placed on this process are called there from now on.
+    pub fn add(&self, incarnation: u64, service: Service) {
+        self.known.send_modify(|known| drop(known.insert(incarnation, service)));
+    }
+
+    /// The process is gone: calls to it end with an error.
+    pub fn remove(&self, incarnation: u64) {
+        self.known.send_if_modified(|known| known.remove(&incarnation).is_some());
+        self.started.lock().retain(|_, (_, process)| *process != incarnation);
+    }
+
+    /// The processes that are there, in the order of their registration.
+    pub fn incarnations(&self) -> Vec<u64> {
+        self.known.borrow().keys().copied().collect()
+    }
+
+    /// The process that the log has placed a job on; 0: none.
+    pub fn placed(&self, job: JobId) -> u64 {
+        self.state.read().jobs.get(&job).map_or(0, |job| job.process)
+    }
+
+    fn get(&self, incarnation: u64) -> Option<Service> {
+        self.known.borrow().get(&incarnation).cloned()
+    }
+
+    /// Waits until the process that a job is placed on is there. A job that is placed elsewhere meanwhile has another
+    /// generation, whose driver calls anew.
+    async fn process_of(&self, job: JobId) -> (u64, Service) {
+        let mut known = self.known.subscribe();
+        loop {
+            known.mark_unchanged();
+            let incarnation = self.placed(job);
+            if let Some(service) = self.get(incarnation) {
+                return (incarnation, service);
+            }
+            // The sender is in `self`.
+            let _ = known.changed().await;
+        }
+    }
+
+    /// Completes when the process is gone.
+    async fn gone(&self, incarnation: u64) {
+        // The sender is in `self`.
+        let _ = self.known.subscribe().wait_for(|known| !known.contains_key(&incarnation)).await;
+    }
+
+    /// Calls a process, and gives up when it is gone: it may never answer.
+    async fn call<T>(
+        &self,
+        incarnation: u64,
+        call: impl Future<Output = Result<T, SqlError>>,
+    ) -> Result<T, SqlError> {
+        tokio::select! {
+            biased;
+            answer = call => answer,
+            () = self.gone(incarnation) => Err(SqlError::new(
+                SqlState::CANNOT_CONNECT_NOW,
+                format!("compute process {incarnation} is gone"),
+            )),
+        }
+    }
+
+    /// Where a generation of a job was started; `None`: nowhere, or that process is gone.
+    fn running(&self, job: JobId, generation: Generation) -> Option<(u64, Service)> {
+        let (of, incarnation) = self.started.lock().get(&job).copied()?;
+        let service = self.get(incarnation).filter(|_| of == generation)?;
+        Some((incarnation, service))
+    }
+
+    /// Tells the process that runs a generation, if it does, something that ends with it.
+    async fn tell<F: Future<Output = ()>>(
+        &self,
+        job: JobId,
+        generation: Generation,
+        call: impl FnOnce(Service) -> F,
+    ) {
+        let Some((incarnation, service)) = self.running(job, generation) else { return };
+        tokio::select! {
+            biased;
+            () = call(service) => {}
+            () = self.gone(incarnation) => {}
+        }
+    }
+}
+
+#[async_trait]
+impl ComputeService for Computes {
+    async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
+        let job = RelationId(start.relation.id);
+        let (incarnation, service) = self.process_of(job).await;
+        self.started.lock().insert(job, (start.generation, incarnation));
+        self.call(incarnation, service.start_job(start)).await
+    }
+
+    async fn cut(
+        &self,
+        job: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<JobCommit, SqlError> {
+        let (incarnation, service) = self.process_of(job).await;
+        self.call(incarnation, service.cut(job, generation, cut)).await
+    }
+
+    /// Each process has a stream of its own.
+    async fn apply_records(&self, _: StreamMessage) -> Result<Acknowledged, StreamError> {
+        Err(StreamError::Failed(SqlError::internal("records are sent to one process")))
+    }
+
+    async fn applied_since(&self, _: Acknowledged) -> Acknowledged {
+        std::future::pending().await
+    }
+
+    async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
+        let abort = |service: Service| async move {
+            service.abort_epoch(job, generation, error).await;
+        };
+        self.tell(job, generation, abort).await;
+    }
+
+    async fn publish(
+        &self,
+        job: JobId,
+        generation: Generation,
+        handles: Vec<PublishHandle>,
+    ) -> Result<(), SqlError> {
+        let (incarnation, service) = self.process_of(job).await;
+        self.call(incarnation, service.publish(job, generation, handles)).await
+    }
+
+    /// Of a process that is gone there is nothing to stop.
+    async fn stop_job(&self, job: JobId, generation: Generation) {
+        let stop = |service: Service| async move { service.stop_job(job, generation).await };
+        self.tell(job, generation, stop).await;
+        let mut started = self.started.lock();
+        if started.get(&job).is_some_and(|(of, _)| *of <= generation) {
+            started.remove(&job);
+        }
+    }
+}

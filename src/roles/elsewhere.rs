@@ -1,0 +1,101 @@
+//! What other processes commit, as a compute process reads it: the log that it follows, and the bucket.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_executor::input::relations::Elsewhere;
+use millrace_executor::worker::rows_table;
+use millrace_executor::{ExecError, Worker};
+use millrace_meta::LogFollower;
+use millrace_rpc::catalog::Relation;
+use millrace_storage::{FollowedJob, FollowedVersion, StorageError, VersionFollower};
+
+/// What nobody has read for so long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// Times that a version is looked for whose objects are there.
+const ATTEMPTS: usize = 100;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// See the module.
+pub struct FollowedInputs {
+    pub follower: Arc<LogFollower>,
+    pub versions: Arc<VersionFollower>,
+    /// Of this process.
+    pub incarnation: u64,
+}
+
+impl FollowedInputs {
+    /// The version of the relation's job that the log has here.
+    fn newest(&self, id: RelationId) -> Result<(Arc<Relation>, FollowedVersion), SqlError> {
+        let found = self.follower.read(|state| {
+            let (relation, job) = (state.relations.get(&id)?, state.jobs.get(&id)?);
+            let (version, horizon) = (Arc::clone(&job.version), job.horizon);
+            let at = FollowedVersion { record: state.number, version, horizon };
+            Some((Arc::clone(relation), at))
+        });
+        found.ok_or_else(|| {
+            SqlError::new(SqlState::UNDEFINED_TABLE, format!("input relation {id} was dropped"))
+        })
+    }
+
+    /// What is read here now, and nothing of what nobody reads any more.
+    pub fn pinned(&self) -> (Option<Epoch>, Vec<String>) {
+        self.versions.close_idle(IDLE);
+        let pinned = self.versions.pinned();
+        (pinned.epoch, pinned.objects.into_iter().collect())
+    }
+
+    /// The open jobs that the log has placed on another process, and the generation that each has there.
+    fn moved(&self, worker: &Worker) -> Vec<(JobId, Generation)> {
+        let open = worker.open_jobs();
+        self.follower.read(|state| {
+            let moved = |(id, _): (JobId, Generation)| {
+                let job = state.jobs.get(&id)?;
+                let is_elsewhere = job.process != 0 && job.process != self.incarnation;
+                is_elsewhere.then_some((id, Generation(job.version.generation)))
+            };
+            open.into_iter().filter_map(moved).collect()
+        })
+    }
+
+    /// Ends what the log has placed elsewhere.
+    pub async fn leave_moved(&self, worker: &Worker) {
+        for (job, generation) in self.moved(worker) {
+            tracing::info!(%job, "the job runs on another process from now on");
+            worker.leave(job, generation).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Elsewhere for FollowedInputs {
+    fn generation_here(&self, relation: RelationId) -> Option<Generation> {
+        self.follower.read(|state| {
+            let job = state.jobs.get(&relation).filter(|job| job.process == self.incarnation)?;
+            Some(Generation(job.version.generation))
+        })
+    }
+
+    /// An object that is gone belongs to a version in whose place there is a newer one.
+    async fn follow(&self, relation: RelationId) -> Result<Arc<FollowedJob>, SqlError> {
+        let mut attempt = 0;
+        loop {
+            let (described, at) = self.newest(relation)?;
+            let rows = rows_table(&described).map_err(ExecError::into_sql)?;
+            match self.versions.advance(relation, at, || vec![rows]).await {
+                Err(StorageError::Superseded { .. }) if attempt < ATTEMPTS => {
+                    attempt += 1;
+                    self.follower.catch_up().await?;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                followed => return Ok(followed?),
+            }
+        }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.versions.memory_bytes()
+    }
+}
