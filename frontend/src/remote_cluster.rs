@@ -30,7 +30,7 @@ use millrace_storage::VersionFollower;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-pub use self::statements::{HeldLocks, RemoteLoad, TableRoutes};
+pub use self::statements::{HeldLocks, RemoteLoad, TableProcess, TableRoutes};
 use crate::cluster::source_scan::scan_source;
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,

@@ -12,8 +12,8 @@ use millrace_common::{DeltaChunk, EnvHandle, Generation, RelationId, SqlError};
 use millrace_executor::{ExecOptions, Worker, WorkerOptions};
 use millrace_frontend::server::Shared;
 use millrace_frontend::{
-    Direct, Frontend, FrontendConfig, RemoteCluster, RemoteOptions, STACK_BYTES, TableRoutes,
-    console,
+    Direct, Frontend, FrontendConfig, RemoteCluster, RemoteOptions, STACK_BYTES, TableProcess,
+    TableRoutes, console,
 };
 use millrace_meta::{LogFollower, Meta, MetaOptions};
 use millrace_rpc::call_error::CallError;
@@ -50,11 +50,11 @@ impl CompactorService for NoCompactor {
 }
 
 /// All tables are there.
-struct One(Arc<dyn DmlService>);
+struct One(Arc<dyn DmlService>, u64);
 
 impl TableRoutes for One {
-    fn process_of(&self, _: RelationId) -> Result<Arc<dyn DmlService>, SqlError> {
-        Ok(Arc::clone(&self.0))
+    fn process_of(&self, _: RelationId) -> Result<TableProcess, SqlError> {
+        Ok(TableProcess { incarnation: self.1, dml: Arc::clone(&self.0) })
     }
 }
 
@@ -151,7 +151,7 @@ impl Server {
             log: Arc::new(log),
             versions: Arc::new(VersionFollower::new(&store)),
             meta,
-            routes: Arc::new(One(dml)),
+            routes: Arc::new(One(dml, self.meta.incarnation())),
             env,
             settings: BTreeMap::new(),
         });

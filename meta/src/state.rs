@@ -123,6 +123,12 @@ impl Statements {
     pub fn get(&self, id: StatementId) -> Option<Epoch> {
         self.by_id.get(&id).copied()
     }
+
+    /// Whether every statement that was committed after this epoch is still here.
+    pub fn has_all_after(&self, epoch: Epoch) -> bool {
+        self.order.len() < STATEMENTS_KEPT
+            || self.order.front().is_some_and(|(_, oldest)| *oldest <= epoch)
+    }
 }
 
 /// The fold of all records up to `number`.

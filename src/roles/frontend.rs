@@ -11,7 +11,7 @@ use millrace_common::collections::{self, HashMap};
 use millrace_common::threads::lower_priority;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_frontend::auth::OwnSecret;
-use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableRoutes};
+use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::LogFollower;
 use millrace_rpc::control::{Heartbeat, MetaControl};
@@ -218,7 +218,7 @@ impl Routes {
 }
 
 impl TableRoutes for Routes {
-    fn process_of(&self, table: RelationId) -> Result<Arc<dyn DmlService>, SqlError> {
+    fn process_of(&self, table: RelationId) -> Result<TableProcess, SqlError> {
         let placed = self.log.read(|state| {
             let incarnation = state.jobs.get(&table)?.process;
             let process = state.processes.live().get(&incarnation)?;
@@ -231,12 +231,12 @@ impl TableRoutes for Routes {
         };
         let mut known = self.known.lock();
         if let Some(dml) = known.get(&incarnation) {
-            return Ok(Arc::clone(dml) as Arc<dyn DmlService>);
+            return Ok(TableProcess { incarnation, dml: Arc::clone(dml) as Arc<dyn DmlService> });
         }
         let dml = Arc::new(RemoteDml::new(self.link.peer(&address, incarnation)?));
         // Others are gone for good.
         known.retain(|id, _| self.log.read(|state| state.processes.is_live(*id)));
         known.insert(incarnation, Arc::clone(&dml));
-        Ok(dml)
+        Ok(TableProcess { incarnation, dml })
     }
 }

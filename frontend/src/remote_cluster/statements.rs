@@ -2,7 +2,8 @@
 //!
 //! A process that refuses a call has done nothing: the log is followed further, which says where the table is now. What
 //! changes nothing is asked again as well when there is no answer. A statement is not: whether it was committed the log
-//! tells by its id, as long as it remembers it, and otherwise nobody.
+//! tells by its id. Once the process is fenced nothing of it can be committed any more, so a statement that the log lacks
+//! then was not, and is sent again. As long as the process may live, nobody can say.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,22 +26,26 @@ use crate::cluster::{DmlResult, Locks, ReadSet};
 const TABLE_WAIT: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// For how long the commit of a statement is looked for whose process has not answered.
-const OUTCOME_WAIT: Duration = Duration::from_secs(3);
+/// For how long the commit of a statement is looked for whose process has not answered: longer than a lost process goes
+/// on unfenced.
+const OUTCOME_WAIT: Duration = Duration::from_secs(9);
+
+/// The process that a table runs on.
+#[derive(Clone)]
+pub struct TableProcess {
+    pub incarnation: u64,
+    pub dml: Arc<dyn DmlService>,
+}
 
 /// Where tables are.
 pub trait TableRoutes: Send + Sync {
     /// The process that a table runs on, as far as is known here. An error while it runs nowhere.
-    fn process_of(&self, table: RelationId) -> Result<Arc<dyn DmlService>, SqlError>;
+    fn process_of(&self, table: RelationId) -> Result<TableProcess, SqlError>;
 }
 
 impl RemoteCluster {
     /// The process of a table, once there is one.
-    async fn route(
-        &self,
-        table: RelationId,
-        deadline: Instant,
-    ) -> Result<Arc<dyn DmlService>, SqlError> {
+    async fn route(&self, table: RelationId, deadline: Instant) -> Result<TableProcess, SqlError> {
         loop {
             let known = self.log.number();
             let error = match self.routes.process_of(table) {
@@ -77,7 +82,7 @@ impl RemoteCluster {
         let deadline = self.env.now() + TABLE_WAIT;
         loop {
             let process = self.route(table, deadline).await?;
-            match call(process).await {
+            match call(process.dml).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_refused(&error) || error.is_retryable() => {
                     self.look_again(error, deadline).await?;
@@ -97,19 +102,34 @@ impl RemoteCluster {
     where
         F: Future<Output = Result<DmlAnswer, CallError>> + Send,
     {
-        let deadline = self.env.now() + TABLE_WAIT;
+        let mut deadline = self.env.now() + TABLE_WAIT;
         loop {
-            let process = self.route(table, deadline).await?;
-            match call(process).await {
-                Ok(answer) => return Ok(answer),
-                Err(error) if is_refused(&error) => self.look_again(error, deadline).await?,
-                Err(error) => return self.outcomes().of(error, id, rows, entered).await,
+            let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
+            let outcomes = self.outcomes(incarnation);
+            let error = tokio::select! {
+                biased;
+                answer = call(dml) => match answer {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => error,
+                },
+                () = outcomes.fenced() => outcomes.lost(),
+            };
+            if is_refused(&error) {
+                self.look_again(error, deadline).await?;
+                continue;
+            }
+            match outcomes.of(error, id, rows, entered).await? {
+                Outcome::Answered(answer) => return Ok(answer),
+                // There is nobody who could commit it: it begins anew.
+                Outcome::NotCommitted => deadline = self.env.now() + TABLE_WAIT,
             }
         }
     }
 
-    fn outcomes(&self) -> Outcomes {
-        Outcomes { log: Arc::clone(&self.log), env: self.env.clone() }
+    /// Of statements that are sent to this process from now on.
+    fn outcomes(&self, incarnation: u64) -> Outcomes {
+        let log = Arc::clone(&self.log);
+        Outcomes { since: log.head(), log, env: self.env.clone(), incarnation }
     }
 
     pub(super) async fn send_dml(
@@ -156,10 +176,17 @@ impl RemoteCluster {
         id: StatementId,
         kind: LoadKind,
     ) -> Result<RemoteLoad, SqlError> {
-        let call =
-            |process: Arc<dyn DmlService>| async move { process.begin_load(table, id, kind).await };
-        let load = self.at_table(table, call).await?;
-        Ok(RemoteLoad::new(load, self.outcomes(), id))
+        let deadline = self.env.now() + TABLE_WAIT;
+        loop {
+            let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
+            match dml.begin_load(table, id, kind).await {
+                Ok(load) => return Ok(RemoteLoad::new(load, self.outcomes(incarnation), id)),
+                Err(error) if is_refused(&error) || error.is_retryable() => {
+                    self.look_again(error, deadline).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     pub(super) async fn send_locks(
@@ -224,47 +251,83 @@ fn read_to_send(set: ReadSet) -> Result<(dml::ReadSet, Option<HeldLocks>), DmlEr
     Ok((dml::ReadSet { reads, locks: locks.as_ref().map(|l| l.id) }, locks))
 }
 
-/// Finds out what became of statements.
+/// What became of a statement.
+enum Outcome {
+    Answered(DmlAnswer),
+    /// It was not committed, and will not be.
+    NotCommitted,
+}
+
+/// Finds out what became of statements that were sent to a process.
 struct Outcomes {
     log: Arc<LogFollower>,
     env: EnvHandle,
+    incarnation: u64,
+    /// They are committed later than this.
+    since: Epoch,
 }
 
 impl Outcomes {
-    /// What a failed call means. Without an answer the log is asked: what it remembers is committed.
+    fn is_fenced(&self) -> bool {
+        self.log.read(|state| state.processes.is_fenced(self.incarnation))
+    }
+
+    /// Completes when the log says that the process is fenced.
+    async fn fenced(&self) {
+        loop {
+            let known = self.log.number();
+            if self.is_fenced() {
+                return;
+            }
+            self.log.changed_since(known).await;
+        }
+    }
+
+    /// What becomes of a call to a process that is fenced.
+    fn lost(&self) -> CallError {
+        let (peer, cause) = (format!("process {}", self.incarnation), "it has been fenced".into());
+        CallError::Unreachable { peer, cause }
+    }
+
+    /// What a failed call means. Without an answer the log is asked.
     async fn of(
         &self,
         error: CallError,
         id: StatementId,
         rows: u64,
         entered: &EntryFlag,
-    ) -> Result<DmlAnswer, SqlError> {
+    ) -> Result<Outcome, SqlError> {
         if !error.is_retryable() {
             return Err(error.into());
         }
         // Whoever stops waiting now is told that it may be committed.
         entered.set();
-        match self.committed(id).await {
-            Some(epoch) => Ok(DmlAnswer::Applied { epoch, rows, late: 0 }),
-            None => Err(unknown_outcome(&error)),
-        }
-    }
-
-    async fn committed(&self, id: StatementId) -> Option<Epoch> {
         let deadline = self.env.now() + OUTCOME_WAIT;
         loop {
             let known = self.log.number();
             // Where the store does not answer, the stream may tell all the same.
             let _ = timeout_at(deadline, self.log.catch_up()).await;
-            if let Some(epoch) = self.log.read(|state| state.statements.get(id)) {
-                return Some(epoch);
+            if let Some(outcome) = self.known(id, rows) {
+                return Ok(outcome);
             }
             if self.env.now() >= deadline {
-                return None;
+                return Err(unknown_outcome(&error));
             }
             let next = deadline.min(self.env.now() + 10 * PAUSE);
             let _ = timeout_at(next, self.log.changed_since(known)).await;
         }
+    }
+
+    /// What the log says of a statement; `None`: nothing yet.
+    fn known(&self, id: StatementId, rows: u64) -> Option<Outcome> {
+        self.log.read(|state| match state.statements.get(id) {
+            Some(epoch) => Some(Outcome::Answered(DmlAnswer::Applied { epoch, rows, late: 0 })),
+            None => {
+                let is_void = state.processes.is_fenced(self.incarnation)
+                    && state.statements.has_all_after(self.since);
+                is_void.then_some(Outcome::NotCommitted)
+            }
+        })
     }
 }
 
@@ -339,7 +402,11 @@ impl RemoteLoad {
         let OpenLoad { load, locks, .. } = open;
         let answer = match load.finish(entered).await {
             Ok(answer) => answer,
-            Err(error) => outcomes.of(error, id, rows, entered).await?,
+            Err(error) => match outcomes.of(error, id, rows, entered).await? {
+                Outcome::Answered(answer) => answer,
+                // Its rows are gone with the process.
+                Outcome::NotCommitted => DmlAnswer::Conflict,
+            },
         };
         drop(locks);
         match answer {
