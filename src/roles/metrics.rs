@@ -27,12 +27,15 @@ struct Family {
     value: Box<dyn Fn() -> u64 + Send + Sync>,
 }
 
+/// Writes metrics that describe themselves.
+type Text = Box<dyn Fn(&mut String) + Send + Sync>;
+
 /// What the port shows.
 pub struct Metrics {
     role: &'static str,
     incarnation: u64,
     families: Vec<Family>,
-    texts: Vec<Box<dyn Fn(&mut String) + Send + Sync>>,
+    texts: Vec<Text>,
 }
 
 impl Metrics {

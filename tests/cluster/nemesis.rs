@@ -14,7 +14,7 @@ use crate::process::{Cluster, Process, send_signal};
 use crate::transfers::{self, Transfers};
 
 /// The processes that events happen to.
-const NAMES: [&'static str; 7] = Cluster::SPREAD;
+const NAMES: [&str; 7] = Cluster::SPREAD;
 const SECONDS: u64 = 20;
 /// How long transfers of each session may take to go on once all processes are there.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
