@@ -107,6 +107,8 @@ async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
     running.progress(PROGRESS).await;
     println!("compute2 has left: all goes on elsewhere after {:?}", left.elapsed());
     let outcomes = running.end().await;
+    let unknown = outcomes.errors.keys().find(|error| error.starts_with("08007"));
+    assert_eq!(unknown, None, "the log tells what became of a statement whose process was lost");
     outcomes.check(&cluster.connect("frontend2").await).await;
 }
 
