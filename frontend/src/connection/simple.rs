@@ -43,7 +43,9 @@ impl Connection {
             self.ends_string = i + 1 == statements.len();
             self.session.last_of_many = self.ends_string;
             let incarnation = self.session.shared.config.incarnation;
-            let result = as_request(incarnation, self.run_statement(parsed)).await;
+            // Boxed: such a future is large, and each that wraps it would hold it on the stack.
+            let statement = Box::pin(self.run_statement(parsed));
+            let result = as_request(incarnation, statement).await;
             self.ends_string = false;
             self.session.last_of_many = false;
             self.end_statement();
