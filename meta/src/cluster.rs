@@ -1,8 +1,12 @@
 //! A leader whose jobs run on other processes (docs/design.md §10): processes register with it, tell it that they are
 //! there, and are fenced when they do not. Jobs are placed on the compute processes ([`crate::placement`]); those of a
 //! process that is fenced go to the others at once. What has registered before at the same address is gone.
+//!
+//! What follows from a registration or a fence takes several records, and may end half-way: a caller gives up, the store
+//! is full, another leader takes over. So it is derived from the log alone and repeated until nothing is left to do
+//! ([`Cluster::settle`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,20 +21,21 @@ use millrace_rpc::log::{
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
 use tokio_util::sync::DropGuard;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::compactors::Compactors;
 use crate::computes::Computes;
 use crate::fold;
 use crate::log::LogStore;
 use crate::placement;
-use crate::processes::Process;
 use crate::shared::Shared;
 use crate::state::MetaState;
 use crate::stream::Sender;
 
 /// Between looks for processes that are lost.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often jobs are placed anew where the log has changed meanwhile; the next look goes on.
+const PLANS: usize = 4;
 /// A look that comes later than this after the last one: this process itself has stood still.
 const LATE: Duration = Duration::from_secs(3);
 
@@ -56,6 +61,10 @@ pub struct Cluster {
     pub compactors: Arc<Compactors>,
     /// One registration, or fencing, at a time.
     turn: tokio::sync::Mutex<()>,
+    /// The processes that are made use of.
+    known: Mutex<BTreeSet<u64>>,
+    /// The record as of which nothing was left to do.
+    settled: Mutex<u64>,
     /// Of the tasks that send the record stream to the compute processes.
     senders: Mutex<BTreeMap<u64, DropGuard>>,
 }
@@ -70,6 +79,8 @@ impl Cluster {
             compactors: Arc::new(Compactors::new(Arc::clone(&computes))),
             computes,
             turn: tokio::sync::Mutex::default(),
+            known: Mutex::default(),
+            settled: Mutex::default(),
             senders: Mutex::default(),
         })
     }
@@ -77,15 +88,8 @@ impl Cluster {
     /// Goes on with the processes that the log knows, and looks for lost ones until the server stops.
     pub async fn start(self: &Arc<Cluster>) {
         let _one = self.turn.lock().await;
-        let live: Vec<(u64, Process)> = {
-            let state = self.shared.state.read();
-            state.processes.live().iter().map(|(id, p)| (*id, p.clone())).collect()
-        };
-        for (incarnation, process) in &live {
-            self.take_in(*incarnation, &process.registration);
-        }
-        if let Err(error) = self.place(false).await {
-            warn!(%error, "jobs that run nowhere were not placed this time");
+        if let Err(error) = self.settle().await {
+            warn!(%error, "not all that processes need was done, trying again");
         }
         let looking = Arc::clone(self).look_for_lost();
         spawn(
@@ -94,40 +98,70 @@ impl Cluster {
         );
     }
 
-    /// Registers a process, and makes use of it. The same nonce again changes nothing.
+    /// Registers a process, and makes use of it. The same nonce again goes on where the first call ended.
     pub async fn register(&self, process: RegisterProcess) -> Result<u64, CallError> {
         let _one = self.turn.lock().await;
-        if let Some(known) = self.shared.state.read().processes.by_nonce(process.nonce) {
-            return Ok(known);
+        let nonce = process.nonce;
+        let known = || self.shared.state.read().processes.by_nonce(nonce);
+        if known().is_none() {
+            self.append(Entry::RegisterProcess(process)).await?;
         }
-        let predecessors = predecessors(&self.shared.state.read(), &process);
-        self.append(Entry::RegisterProcess(process.clone())).await?;
-        let incarnation = self.shared.state.read().processes.by_nonce(process.nonce);
-        let incarnation = incarnation
+        let incarnation = known()
             .ok_or_else(|| SqlError::internal("a process that has registered is not known"))?;
-        self.fence_now(&predecessors).await?;
-        info!(incarnation, address = process.address, roles = ?process.roles, "process registered");
-        self.take_in(incarnation, &process);
-        if has_role(&process, ProcessRole::Compute) {
-            self.place(true).await?;
-        }
+        self.settle().await?;
         Ok(incarnation)
     }
 
     /// The process that a new relation's job is to run on; 0: there is none.
     pub fn place_of_new(&self, relation: &Relation) -> u64 {
-        placement::of_new(&self.shared.state.read(), &self.computes.incarnations(), relation)
+        placement::process_of_new(
+            &self.shared.state.read(),
+            &self.computes.incarnations(),
+            relation,
+        )
     }
 
-    /// Places the jobs that run nowhere; with `even`, also some that run where there are more than elsewhere.
-    async fn place(&self, even: bool) -> Result<(), SqlError> {
-        let computes = self.computes.incarnations();
-        let entries = placement::plan(&self.shared.state.read(), &computes, even);
-        for PlaceJobs { incarnation, jobs } in entries {
-            info!(incarnation, jobs = jobs.len(), "jobs are placed");
-            self.append(Entry::PlaceJobs(PlaceJobs { incarnation, jobs })).await?;
+    /// Does what follows from the log: who is superseded is fenced, what belonged to sessions of the fenced is dropped,
+    /// processes are made use of or not any more, and jobs run on those that are there.
+    async fn settle(&self) -> Result<(), SqlError> {
+        let superseded = superseded(&self.shared.state.read());
+        if !superseded.is_empty() {
+            self.append(Entry::FenceProcess(FenceProcess { incarnations: superseded })).await?;
         }
+        let left = left_of_sessions(&self.shared.state.read());
+        if !left.is_empty() {
+            self.append(Entry::DropRelations(DropRelations { ids: left })).await?;
+        }
+        self.take_apart_fenced();
+        let has_idle = self.take_in_live();
+        let number = self.place(has_idle).await?;
+        *self.settled.lock() = number;
         Ok(())
+    }
+
+    /// Places the jobs that run nowhere; with `even`, also some that run where there are more than elsewhere. Returns the
+    /// record as of which all run somewhere, if they can.
+    async fn place(&self, even: bool) -> Result<u64, SqlError> {
+        let computes = self.computes.incarnations();
+        for _ in 0..PLANS {
+            let (number, entries) = {
+                let state = self.shared.state.read();
+                (state.number, placement::plan(&state, &computes, even))
+            };
+            if entries.is_empty() {
+                return Ok(number);
+            }
+            for PlaceJobs { incarnation, jobs } in entries {
+                info!(incarnation, jobs = jobs.len(), "jobs are placed");
+                let entry = Entry::PlaceJobs(PlaceJobs { incarnation, jobs });
+                if let Err(void) = self.shared.log()?.append(entry).await? {
+                    // A job was dropped meanwhile, for one.
+                    debug!(%void, "jobs were not placed this time");
+                    break;
+                }
+            }
+        }
+        Ok(0)
     }
 
     /// A process is there, or leaves. What it has written for nothing is in the log when this returns.
@@ -140,6 +174,8 @@ impl Cluster {
         let names = std::mem::take(&mut heartbeat.given_up);
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
         self.shared.members.note(heartbeat, self.shared.env.now());
+        // It sends no other heartbeat until this one is answered, which the store may delay.
+        let _answered = self.shared.members.answering(incarnation, &self.shared.env);
         if !names.is_empty() {
             self.append(Entry::GiveUp(GiveUp { incarnation, names })).await?;
         }
@@ -150,30 +186,73 @@ impl Cluster {
     }
 
     /// Fences processes, for good: what runs on them is placed on others, if there are any.
-    pub async fn fence(&self, incarnations: &[u64]) -> Result<(), SqlError> {
+    async fn fence(&self, incarnations: &[u64]) -> Result<(), SqlError> {
         let _one = self.turn.lock().await;
-        self.fence_now(incarnations).await?;
-        self.place(false).await
+        let incarnations = incarnations.to_vec();
+        self.append(Entry::FenceProcess(FenceProcess { incarnations })).await?;
+        self.settle().await
     }
 
-    async fn fence_now(&self, incarnations: &[u64]) -> Result<(), SqlError> {
-        if incarnations.is_empty() {
+    /// Fences the processes that are lost, and does what else is left to do.
+    async fn fence_lost(&self) -> Result<(), SqlError> {
+        let _one = self.turn.lock().await;
+        let lost = self.lost();
+        if !lost.is_empty() {
+            warn!(incarnations = ?lost, "processes have told nothing for too long");
+            self.append(Entry::FenceProcess(FenceProcess { incarnations: lost })).await?;
+        }
+        let number = self.shared.state.read().number;
+        if *self.settled.lock() == number {
             return Ok(());
         }
-        let entries = fence_entries(&self.shared.state.read(), incarnations);
-        for incarnation in incarnations {
+        self.settle().await
+    }
+
+    fn lost(&self) -> Vec<u64> {
+        let state = self.shared.state.read();
+        let mut lost = self.shared.members.lost(&state.processes, self.shared.env.now());
+        lost.retain(|id| self.shared.incarnation.get() != Some(id));
+        lost
+    }
+
+    /// Nobody calls the processes any more that the log has fenced, nor waits for them.
+    fn take_apart_fenced(&self) {
+        let fenced: Vec<u64> = {
+            let state = self.shared.state.read();
+            self.shared.members.keep(|id| state.processes.is_live(id));
+            self.known.lock().extract_if(.., |id| !state.processes.is_live(*id)).collect()
+        };
+        for incarnation in &fenced {
             self.computes.remove(*incarnation);
             self.senders.lock().remove(incarnation);
             self.shared.streams.close(*incarnation);
             self.compactors.remove(*incarnation);
-            self.shared.members.forget(*incarnation);
             self.connect.fenced(*incarnation);
         }
-        for entry in entries {
-            self.append(entry).await?;
+        if !fenced.is_empty() {
+            info!(incarnations = ?fenced, "processes are fenced");
         }
-        info!(?incarnations, "processes are fenced");
-        Ok(())
+    }
+
+    /// Makes use of the processes that the log has and nobody has called yet. Whether one of them could run jobs and
+    /// has none.
+    fn take_in_live(&self) -> bool {
+        let new: Vec<(u64, RegisterProcess, bool)> = {
+            let (state, known) = (self.shared.state.read(), self.known.lock());
+            let own = self.shared.incarnation.get();
+            let live = state.processes.live().iter();
+            let new = live.filter(|(id, _)| !known.contains(id) && own != Some(id));
+            let is_idle = |id: u64| !state.jobs.values().any(|job| job.process == id);
+            new.map(|(id, p)| (*id, p.registration.clone(), is_idle(*id))).collect()
+        };
+        let mut has_idle = false;
+        for (incarnation, process, is_idle) in new {
+            info!(incarnation, address = process.address, roles = ?process.roles, "process is there");
+            self.take_in(incarnation, &process);
+            self.known.lock().insert(incarnation);
+            has_idle |= is_idle && has_role(&process, ProcessRole::Compute);
+        }
+        has_idle
     }
 
     async fn append(&self, entry: Entry) -> Result<(), SqlError> {
@@ -182,9 +261,6 @@ impl Cluster {
 
     /// Makes use of a process that is in the log.
     fn take_in(&self, incarnation: u64, process: &RegisterProcess) {
-        if self.shared.incarnation.get() == Some(&incarnation) {
-            return;
-        }
         self.shared.members.begin(incarnation, self.shared.env.now());
         let address = &process.address;
         let cannot = |error: &SqlError| warn!(%error, incarnation, "a process cannot be called");
@@ -222,18 +298,12 @@ impl Cluster {
                 self.shared.members.begin_again(now);
             }
             looked = now;
-            let lost = {
-                let state = self.shared.state.read();
-                let mut lost = self.shared.members.lost(&state.processes, now);
-                lost.retain(|id| self.shared.incarnation.get() != Some(id));
-                lost
-            };
-            if lost.is_empty() {
+            let (lost, number) = (self.lost(), self.shared.state.read().number);
+            if lost.is_empty() && *self.settled.lock() == number {
                 continue;
             }
-            warn!(incarnations = ?lost, "processes have told nothing for too long");
-            if let Err(error) = self.fence(&lost).await {
-                warn!(%error, "lost processes were not fenced this time");
+            if let Err(error) = self.fence_lost().await {
+                warn!(%error, "not all that processes need was done, trying again");
             }
         }
     }
@@ -243,28 +313,24 @@ pub fn has_role(process: &RegisterProcess, role: ProcessRole) -> bool {
     process.roles().any(|of| of == role)
 }
 
-/// The live processes whose place a new one takes: at its address, in its role.
-fn predecessors(state: &MetaState, new: &RegisterProcess) -> Vec<u64> {
-    let replaced = |old: &RegisterProcess| {
-        !new.address.is_empty() && old.address == new.address && old.roles == new.roles
+/// The live processes at whose address one of their role has registered since.
+fn superseded(state: &MetaState) -> Vec<u64> {
+    let live = || {
+        let live = state.processes.live().iter().map(|(id, p)| (*id, &p.registration));
+        live.filter(|(_, p)| !p.address.is_empty()).map(|(id, p)| (id, (&p.address, &p.roles)))
     };
-    let live = state.processes.live().iter();
-    live.filter(|(_, old)| replaced(&old.registration)).map(|(id, _)| *id).collect()
+    // In the order of their registration: the last one stays.
+    let newest: BTreeMap<_, u64> = live().map(|(id, place)| (place, id)).collect();
+    live().filter(|(id, place)| newest.get(place) != Some(id)).map(|(id, _)| id).collect()
 }
 
-/// Ends processes and what belongs to their sessions.
-pub fn fence_entries(state: &MetaState, incarnations: &[u64]) -> Vec<Entry> {
-    let mut entries =
-        vec![Entry::FenceProcess(FenceProcess { incarnations: incarnations.to_vec() })];
-    let is_theirs = |ephemeral: u64| ephemeral != 0 && incarnations.contains(&ephemeral);
+/// The relations of sessions whose process is fenced, and all that depends on them.
+fn left_of_sessions(state: &MetaState) -> Vec<u32> {
+    let is_left = |ephemeral: u64| ephemeral != 0 && !state.processes.is_live(ephemeral);
     let relations = state.relations.iter();
-    let mut ids = relations.filter(|(_, r)| is_theirs(r.ephemeral)).map(|(id, _)| *id).collect();
+    let mut ids = relations.filter(|(_, r)| is_left(r.ephemeral)).map(|(id, _)| *id).collect();
     fold::add_dependants(state, &mut ids);
-    if !ids.is_empty() {
-        let ids = ids.into_iter().map(|id| id.0).collect();
-        entries.push(Entry::DropRelations(DropRelations { ids }));
-    }
-    entries
+    ids.into_iter().map(|id| id.0).collect()
 }
 
 /// How a process begins that leads and has others do the rest: it registers and ends earlier leaders. Jobs stay where
@@ -277,7 +343,7 @@ pub fn leading(state: &MetaState, process: &RegisterProcess) -> Vec<Entry> {
         .collect();
     let mut entries = vec![Entry::RegisterProcess(process.clone())];
     if !leaders.is_empty() {
-        entries.extend(fence_entries(state, &leaders));
+        entries.push(Entry::FenceProcess(FenceProcess { incarnations: leaders }));
     }
     entries
 }

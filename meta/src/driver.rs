@@ -129,7 +129,14 @@ impl Driver {
                 retry_at_ms,
             });
             self.handle.set_attempted();
-            let pause = tokio::time::timeout(pause, self.handle.retry.notified());
+            // It may have been placed elsewhere before the wait begins.
+            let mut retried = std::pin::pin!(self.handle.retry.notified());
+            retried.as_mut().enable();
+            if self.shared.generation(self.handle.id) != Some(generation) {
+                self.end_generation(generation).await;
+                continue;
+            }
+            let pause = tokio::time::timeout(pause, retried);
             let _ = tokio::join!(self.end_generation(generation), pause);
             // It may have been detached or rebuilt meanwhile.
             if self.shared.generation(self.handle.id) != Some(generation) {

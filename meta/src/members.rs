@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_common::Epoch;
+use millrace_common::{EnvHandle, Epoch};
 use millrace_rpc::control::{Heartbeat, JobReport};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -20,6 +20,31 @@ struct Contact {
     reads_from: Option<Epoch>,
     pinned: BTreeSet<String>,
     jobs: Vec<JobReport>,
+    /// Heartbeats that are not answered yet.
+    answering: usize,
+}
+
+impl Contact {
+    fn at(now: Instant) -> Contact {
+        let (pinned, jobs) = (BTreeSet::new(), Vec::new());
+        Contact { last: now, reads_from: None, pinned, jobs, answering: 0 }
+    }
+}
+
+/// A heartbeat that is being answered.
+pub struct Answering<'a> {
+    members: &'a Members,
+    incarnation: u64,
+    env: &'a EnvHandle,
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        if let Some(contact) = self.members.0.lock().get_mut(&self.incarnation) {
+            contact.answering = contact.answering.saturating_sub(1);
+            contact.last = self.env.now();
+        }
+    }
 }
 
 /// The last heartbeat of each process, by incarnation.
@@ -30,9 +55,7 @@ impl Members {
     /// A process is there as of now, if nothing was known of it: it has just registered, or this process has just begun
     /// to lead.
     pub fn begin(&self, incarnation: u64, now: Instant) {
-        let contact =
-            Contact { last: now, reads_from: None, pinned: BTreeSet::new(), jobs: Vec::new() };
-        self.0.lock().entry(incarnation).or_insert(contact);
+        self.0.lock().entry(incarnation).or_insert_with(|| Contact::at(now));
     }
 
     /// This process could not hear anybody until now: all have their lease from here on.
@@ -46,11 +69,22 @@ impl Members {
         let Heartbeat { incarnation, reads_from, pinned, jobs, .. } = heartbeat;
         let reads_from = reads_from.map(Epoch);
         let pinned = pinned.into_iter().collect();
-        self.0.lock().insert(incarnation, Contact { last: now, reads_from, pinned, jobs });
+        let mut contacts = self.0.lock();
+        let contact = contacts.entry(incarnation).or_insert_with(|| Contact::at(now));
+        *contact = Contact { last: now, reads_from, pinned, jobs, ..*contact };
     }
 
-    pub fn forget(&self, incarnation: u64) {
-        self.0.lock().remove(&incarnation);
+    /// While the answer lives, the process is not lost: it waits for this one.
+    pub fn answering<'a>(&'a self, incarnation: u64, env: &'a EnvHandle) -> Answering<'a> {
+        if let Some(contact) = self.0.lock().get_mut(&incarnation) {
+            contact.answering += 1;
+        }
+        Answering { members: self, incarnation, env }
+    }
+
+    /// Forgets all others: what they told last holds nothing.
+    pub fn keep(&self, is_live: impl Fn(u64) -> bool) {
+        self.0.lock().retain(|id, _| is_live(*id));
     }
 
     /// The live processes that have told nothing for longer than the lease.
@@ -58,7 +92,9 @@ impl Members {
         let contacts = self.0.lock();
         let is_lost = |id: &&u64| {
             let contact = contacts.get(*id);
-            contact.is_some_and(|c| now.saturating_duration_since(c.last) > PROCESS_LEASE)
+            contact.is_some_and(|c| {
+                c.answering == 0 && now.saturating_duration_since(c.last) > PROCESS_LEASE
+            })
         };
         processes.live().keys().filter(is_lost).copied().collect()
     }
@@ -115,6 +151,22 @@ mod tests {
         assert_eq!(members.lost(&processes, Instant::now()), [2]);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_an_answer_is_not_lost() {
+        let mut processes = Processes::default();
+        let registration = RegisterProcess { nonce: 1, ..RegisterProcess::default() };
+        processes.register(1, Process { registration, epoch: Epoch::ZERO, number: 1 });
+        let (members, env) = (Members::default(), EnvHandle::default());
+        members.note(beat(1), Instant::now());
+        let answering = members.answering(1, &env);
+        tokio::time::advance(PROCESS_LEASE * 2).await;
+        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0]);
+        drop(answering);
+        assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0], "it may beat again");
+        tokio::time::advance(PROCESS_LEASE + Duration::from_millis(1)).await;
+        assert_eq!(members.lost(&processes, Instant::now()), [1]);
+    }
+
     #[tokio::test]
     async fn what_processes_read_is_held() {
         let members = Members::default();
@@ -126,7 +178,7 @@ mod tests {
         assert!(members.pins("a") && !members.pins("b"));
         members.note(beat(1), Instant::now());
         assert!(!members.pins("a"), "it has told that it is done");
-        members.forget(2);
+        members.keep(|id| id != 2);
         assert_eq!(members.reads_from(), None);
     }
 }

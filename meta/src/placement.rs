@@ -4,6 +4,7 @@
 //! and sinks into them. Every other job is placed by itself, and reads its inputs through the bucket if they run
 //! elsewhere. A process's load is the number of its jobs. Decisions are a pure function of the folded state.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use millrace_common::{JobId, RelationId};
@@ -43,10 +44,6 @@ impl Loads {
         fewest.map(|(id, load)| (*id, *load))
     }
 
-    fn most(&self) -> Option<(u64, usize)> {
-        self.0.iter().max_by_key(|(_, load)| **load).map(|(id, load)| (*id, *load))
-    }
-
     fn add(&mut self, process: u64, jobs: usize) {
         *self.0.entry(process).or_default() += jobs;
     }
@@ -57,23 +54,20 @@ impl Loads {
         }
     }
 
-    /// Where a job runs that reads these: there, if that process is not much busier than others.
-    fn near(&self, state: &MetaState, inputs: &[RelationId]) -> Option<u64> {
-        let (fewest, least) = self.least()?;
-        let inputs_on = |process: u64| {
-            let runs_there =
-                |id: &&RelationId| state.jobs.get(id).is_some_and(|job| job.process == process);
-            inputs.iter().filter(runs_there).count()
-        };
+    /// Where a job runs that reads these: there, if that process is not much busier than others. `on`: where a job runs.
+    fn near(&self, on: impl Fn(JobId) -> u64, inputs: &[RelationId]) -> Option<u64> {
+        let (_, least) = self.least()?;
+        let inputs_on = |process: u64| inputs.iter().filter(|input| on(**input) == process).count();
         let candidates = self.0.iter().filter(|(_, load)| **load <= least + NEARNESS);
-        let best = candidates
-            .max_by_key(|(id, load)| (inputs_on(**id), std::cmp::Reverse(**load), **id == fewest));
+        // The older one of several.
+        let best =
+            candidates.max_by_key(|(id, load)| (inputs_on(**id), Reverse(**load), Reverse(**id)));
         best.map(|(id, _)| *id)
     }
 }
 
 /// The process of the jobs that write to tables, if one that is there has them.
-fn of_tables(state: &MetaState, loads: &Loads) -> Option<u64> {
+fn process_of_tables(state: &MetaState, loads: &Loads) -> Option<u64> {
     let writers = state.jobs.iter().filter(|(id, _)| is_writer(state, **id));
     let placed = writers.map(|(_, job)| job.process).filter(|id| loads.0.contains_key(id));
     let mut by_process: BTreeMap<u64, usize> = BTreeMap::new();
@@ -81,19 +75,24 @@ fn of_tables(state: &MetaState, loads: &Loads) -> Option<u64> {
     by_process.into_iter().max_by_key(|(_, jobs)| *jobs).map(|(id, _)| id)
 }
 
+/// Where a job runs; 0: nowhere, or there is no such job.
+fn process_of(state: &MetaState, job: JobId) -> u64 {
+    state.jobs.get(&job).map_or(0, |job| job.process)
+}
+
 fn is_writer(state: &MetaState, job: JobId) -> bool {
     state.relations.get(&job).is_some_and(|relation| writes_tables(relation))
 }
 
 /// The process that a new relation's job runs on; 0: there is none.
-pub fn of_new(state: &MetaState, computes: &[u64], relation: &Relation) -> u64 {
+pub fn process_of_new(state: &MetaState, computes: &[u64], relation: &Relation) -> u64 {
     let loads = Loads::new(state, computes);
-    let tables = || of_tables(state, &loads).or_else(|| loads.least().map(|(id, _)| id));
+    let tables = || process_of_tables(state, &loads).or_else(|| loads.least().map(|(id, _)| id));
     let placed = match writes_tables(relation) {
         true => tables(),
         false => {
             let inputs = state.expand_views(&relation.depends_on);
-            loads.near(state, &inputs)
+            loads.near(|id| process_of(state, id), &inputs)
         }
     };
     placed.unwrap_or(0)
@@ -103,51 +102,58 @@ pub fn of_new(state: &MetaState, computes: &[u64], relation: &Relation) -> u64 {
 /// that have at least two more than others.
 pub fn plan(state: &MetaState, computes: &[u64], even: bool) -> Vec<PlaceJobs> {
     let mut loads = Loads::new(state, computes);
-    let mut placed: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     let Some((least, _)) = loads.least() else { return Vec::new() };
-    let tables = of_tables(state, &loads).unwrap_or(least);
+    let tables = process_of_tables(state, &loads).unwrap_or(least);
+    let mut placed: BTreeMap<JobId, u64> = BTreeMap::new();
     let mut movable: BTreeMap<u64, Vec<JobId>> = BTreeMap::new();
     for (id, job) in state.jobs.iter() {
         let is_writer = is_writer(state, *id);
-        let is_there = loads.0.contains_key(&job.process);
         if is_writer && job.process != tables {
             loads.take_one(job.process);
             loads.add(tables, 1);
-            placed.entry(tables).or_default().push(id.0);
-        } else if !is_writer && is_there {
+            placed.insert(*id, tables);
+        } else if !is_writer && loads.0.contains_key(&job.process) {
             movable.entry(job.process).or_default().push(*id);
         }
     }
+    // In the order of their creation: inputs before what reads them.
     for (id, job) in state.jobs.iter() {
         if is_writer(state, *id) || loads.0.contains_key(&job.process) {
             continue;
         }
-        let Some(process) = loads.near(state, &job.inputs) else { continue };
+        let on = |id: JobId| placed.get(&id).copied().unwrap_or_else(|| process_of(state, id));
+        let Some(process) = loads.near(on, &job.inputs) else { continue };
         loads.add(process, 1);
-        placed.entry(process).or_default().push(id.0);
+        placed.insert(*id, process);
     }
     if even {
         make_even(&mut loads, &mut movable, &mut placed);
     }
+    let mut by_process: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
+    placed.into_iter().for_each(|(id, process)| by_process.entry(process).or_default().push(id.0));
     let entry = |(incarnation, jobs)| PlaceJobs { incarnation, jobs };
-    placed.into_iter().map(entry).collect()
+    by_process.into_iter().map(entry).collect()
 }
 
-/// Takes jobs from the process that has the most, the youngest first, as long as that makes the loads more even.
+/// Takes jobs from the process that has the most, of those with jobs that may move, as long as that makes the loads more
+/// even: the youngest first.
 fn make_even(
     loads: &mut Loads,
     movable: &mut BTreeMap<u64, Vec<JobId>>,
-    placed: &mut BTreeMap<u64, Vec<u32>>,
+    placed: &mut BTreeMap<JobId, u64>,
 ) {
-    while let (Some((fewest, least)), Some((busiest, most))) = (loads.least(), loads.most()) {
-        let job = match most >= least + 2 {
-            true => movable.get_mut(&busiest).and_then(Vec::pop),
-            false => None,
+    while let Some((fewest, least)) = loads.least() {
+        let load = |process: u64| loads.0.get(&process).copied().unwrap_or(0);
+        let busy = movable.iter_mut().filter(|(_, jobs)| !jobs.is_empty());
+        let busiest = busy.max_by_key(|(process, _)| load(**process));
+        let Some((&busiest, jobs)) = busiest.filter(|(process, _)| load(**process) >= least + 2)
+        else {
+            return;
         };
-        let Some(job) = job else { return };
+        let Some(job) = jobs.pop() else { return };
         loads.take_one(busiest);
         loads.add(fewest, 1);
-        placed.entry(fewest).or_default().push(job.0);
+        placed.insert(job, fewest);
     }
 }
 
@@ -181,7 +187,7 @@ mod tests {
         }
 
         fn create(&mut self, computes: &[u64], relation: Relation) -> RelationId {
-            let process = of_new(&self.0, computes, &relation);
+            let process = process_of_new(&self.0, computes, &relation);
             let entry = CreateRelation { relation, process, or_replace: false };
             self.apply(Entry::CreateRelation(entry)).unwrap()
         }
@@ -236,6 +242,44 @@ mod tests {
         assert!(tables.iter().chain([&x]).all(|t| world.on(*t) == group));
         assert!(world.load(b).abs_diff(world.load(c)) <= 2, "{} {}", world.load(b), world.load(c));
         assert_eq!(world.load(a), 0);
+    }
+
+    #[test]
+    fn a_new_process_gets_jobs_though_the_busiest_has_none_that_may_move() {
+        let mut world = World::default();
+        let (a, b) = (world.process(1), world.process(2));
+        let tables: Vec<_> = (0..10).map(|i| world.create(&[a], table(&format!("t{i}")))).collect();
+        for i in 0..6 {
+            world.create(&[b], view(&format!("v{i}"), &tables[..1]));
+        }
+        assert_eq!((world.load(a), world.load(b)), (10, 6));
+        let c = world.process(3);
+        world.place(&[a, b, c], true);
+        assert_eq!((world.load(a), world.load(b), world.load(c)), (10, 3, 3));
+    }
+
+    #[test]
+    fn what_is_placed_together_is_near() {
+        let mut world = World::default();
+        let (a, b, c) = (world.process(1), world.process(2), world.process(3));
+        let t = world.create(&[a], table("t"));
+        let v = world.create(&[a], view("v", &[t]));
+        // Both are lost with it, and go to one other process.
+        world.place(&[b, c], false);
+        assert_eq!(world.on(v), world.on(t));
+        assert!([b, c].contains(&world.on(t)));
+    }
+
+    #[test]
+    fn tables_that_came_to_two_processes_are_brought_together() {
+        let mut world = World::default();
+        let (a, b) = (world.process(1), world.process(2));
+        let (t, u) = (world.create(&[a], table("t")), world.create(&[b], table("u")));
+        let w = world.create(&[b], table("w"));
+        world.apply(Entry::PlaceJobs(PlaceJobs { incarnation: b, jobs: vec![u.0, w.0] }));
+        world.place(&[a, b], false);
+        assert!(world.on(t) == world.on(u) && world.on(u) == world.on(w));
+        assert_eq!(world.place(&[a, b], false), 0);
     }
 
     #[test]

@@ -305,10 +305,10 @@ impl Shared {
         }
     }
 
-    /// Completes when the worker has applied this record to the job, or the server stops.
+    /// Completes when the worker has applied this record to the job, or the job is dropped or the server stops.
     pub async fn wait_applied(&self, id: JobId, record: u64) {
         let Some(handle) = self.job(id) else { return };
-        let _ = self.shutdown.run_until_cancelled(handle.wait_applied(record)).await;
+        let _ = handle.cancel.run_until_cancelled(handle.wait_applied(record)).await;
     }
 
     /// Completes when every compute process has applied everything up to this record, or the server stops.

@@ -136,8 +136,9 @@ fn told(worker: Arc<Worker>, store: Arc<StateStore>, inputs: Arc<FollowedInputs>
     Box::new(move |_| {
         let followed = inputs.follower.number();
         let applied = worker.applied().map_or(followed, |applied| applied.min(followed));
-        // Asked later: what is opened from now on is of a later record.
-        let (reads_from, pinned) = inputs.pinned();
+        // Asked later than `applied`: what is dropped after that is not deleted before the next heartbeat.
+        let (reads_from, mut pinned) = inputs.pinned();
+        pinned.extend(inputs.dropped_of(store.held_objects()));
         Heartbeat {
             applied,
             reads_from: reads_from.map(|epoch| epoch.0),

@@ -14,7 +14,7 @@ use millrace_storage::{FollowedJob, FollowedVersion, StorageError, VersionFollow
 
 /// What nobody has read for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
-/// Times that a version is looked for whose objects are there.
+/// How often to look for a version whose objects still exist.
 const ATTEMPTS: usize = 100;
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -47,12 +47,20 @@ impl FollowedInputs {
         (pinned.epoch, pinned.objects.into_iter().collect())
     }
 
-    /// The open jobs that the log has placed on another process, and the generation that each has there.
+    /// Of these objects, those that the log does not name any more: only a scan under way reads them.
+    pub fn dropped_of(&self, mut objects: Vec<String>) -> Vec<String> {
+        self.follower.read(|state| objects.retain(|name| !state.objects.is_referenced(name)));
+        objects
+    }
+
+    /// The open jobs that the log has dropped or placed on another process, and the generation that each has there.
     fn moved(&self, worker: &Worker) -> Vec<(JobId, Generation)> {
         let open = worker.open_jobs();
         self.follower.read(|state| {
             let moved = |(id, _): (JobId, Generation)| {
-                let job = state.jobs.get(&id)?;
+                let Some(job) = state.jobs.get(&id) else {
+                    return Some((id, Generation(u64::MAX)));
+                };
                 let is_elsewhere = job.process != 0 && job.process != self.incarnation;
                 is_elsewhere.then_some((id, Generation(job.version.generation)))
             };
@@ -60,10 +68,10 @@ impl FollowedInputs {
         })
     }
 
-    /// Ends what the log has placed elsewhere.
+    /// Ends what the log has dropped, or placed elsewhere.
     pub async fn leave_moved(&self, worker: &Worker) {
         for (job, generation) in self.moved(worker) {
-            tracing::info!(%job, "the job runs on another process from now on");
+            tracing::info!(%job, "the job does not run here any more");
             worker.leave(job, generation).await;
         }
     }

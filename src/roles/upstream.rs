@@ -96,9 +96,10 @@ impl ComputeService for Following {
     }
 }
 
+/// Whether jobs may run elsewhere after this record, or nowhere.
 fn moves_jobs(record: &LogRecord) -> bool {
     let mut entries = record.entries.iter().filter_map(|e| e.entry.as_ref());
-    entries.any(|entry| matches!(entry, Entry::PlaceJobs(_)))
+    entries.any(|entry| matches!(entry, Entry::PlaceJobs(_) | Entry::DropRelations(_)))
 }
 
 /// See the module.

@@ -24,6 +24,10 @@ impl ObjectPins {
         Pin { pins: Arc::clone(self), object: object.to_string() }
     }
 
+    pub fn objects(&self) -> Vec<String> {
+        self.counts.lock().keys().cloned().collect()
+    }
+
     pub fn holds(&self, object: &str) -> bool {
         self.counts.lock().contains_key(object)
     }

@@ -311,6 +311,11 @@ impl StateStore {
         self.shared.pins.holds(name)
     }
 
+    /// All of them.
+    pub fn held_objects(&self) -> Vec<String> {
+        self.shared.pins.objects()
+    }
+
     pub fn cache(&self) -> &Arc<BlockCache> {
         &self.shared.cache
     }

@@ -168,10 +168,11 @@ impl Worker {
 
     /// The log has placed a job elsewhere: its generations before this one end here, and nothing is kept of them.
     pub async fn leave(&self, job: JobId, before: Generation) {
+        let opened = self.shared.stream.opened(job);
         self.shared.remove(job, |j| j.generation < before).await;
         if self.shared.store.close_job_before(job, before) {
             self.shared.stopped.write().remove(&job);
-            self.shared.stream.forget(job);
+            self.shared.stream.forget_opened(job, opened);
         }
     }
 
@@ -269,6 +270,8 @@ impl ComputeService for Worker {
             return Err(not_running(id));
         }
         self.shared.remove(id, |_| true).await;
+        // Also where another call has taken the job off and not come so far.
+        self.shared.changelogs.close(id);
         let _opening = self.shared.begin_opening(id, start.record).await;
         let horizon = start.horizon;
         let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;

@@ -133,6 +133,19 @@ impl RecordStream {
         self.state.lock().opened.remove(&job);
     }
 
+    /// The record as of which a job was opened last.
+    pub fn opened(&self, job: JobId) -> Option<u64> {
+        self.state.lock().opened.get(&job).copied()
+    }
+
+    /// The state is closed that was opened as of this record; what was opened since is kept.
+    pub fn forget_opened(&self, job: JobId, record: Option<u64>) {
+        let mut state = self.state.lock();
+        if state.opened.get(&job).copied() == record {
+            state.opened.remove(&job);
+        }
+    }
+
     pub fn acknowledged(&self) -> Acknowledged {
         self.state.lock().acknowledged()
     }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use millrace_common::{EnvHandle, Generation, RelationId, SqlError};
 use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{Heartbeat, MetaControl};
-use millrace_rpc::log::{ProcessRole, RegisterProcess};
+use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
 
@@ -178,4 +179,46 @@ async fn a_read_waits_while_its_job_goes_to_another_process() {
     };
     let (epoch, ()) = tokio::join!(reading, replaced);
     assert_eq!(cluster.fake.value_at(v, epoch.unwrap()), 1);
+}
+
+/// A caller that gives up, a full store or a change of leader may leave any record of several unwritten.
+#[tokio::test(start_paused = true)]
+async fn what_ended_half_way_is_brought_to_its_end() {
+    let (cluster, fenced) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let append = async |entry| meta.shared.log().unwrap().apply(entry).await.map(drop).unwrap();
+    let t = cluster.create(table("t")).await;
+    let soon = Duration::from_secs(2);
+
+    // Registered, and neither called nor given jobs.
+    append(Entry::RegisterProcess(process(1, ProcessRole::Compute, "a:1"))).await;
+    tokio::time::sleep(soon).await;
+    let first = placed(&meta, t).0;
+    assert_ne!(first, 0);
+    assert_eq!(registered(&meta, process(1, ProcessRole::Compute, "a:1")).await, first);
+    let v = cluster.created(view("v", &[t])).await;
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v]).await, [1, 1]);
+
+    // Registered at the address of another, which is not fenced.
+    append(Entry::RegisterProcess(process(2, ProcessRole::Compute, "a:1"))).await;
+    tokio::time::sleep(soon).await;
+    assert_eq!(*fenced.lock(), [first]);
+    let second = placed(&meta, t).0;
+    assert!(second != first && second != 0);
+    assert_eq!(placed(&meta, v).0, second);
+
+    // Fenced, and its jobs nowhere. A relation of a session is left of it.
+    let third = registered(&meta, process(3, ProcessRole::Compute, "b:1")).await;
+    let session = registered(&meta, process(4, ProcessRole::Frontend, "f:1")).await;
+    let of_session = Relation { ephemeral: session, ..table("of_session") };
+    cluster.create(of_session).await;
+    let incarnations = vec![second, session];
+    append(Entry::FenceProcess(FenceProcess { incarnations })).await;
+    tokio::time::sleep(soon).await;
+    assert_eq!([placed(&meta, t).0, placed(&meta, v).0], [third, third]);
+    assert!(meta.catalog().by_name("public", "of_session").is_none());
+    assert_eq!(*fenced.lock(), [first, second, session]);
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v]).await, [2, 2]);
 }
