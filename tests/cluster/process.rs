@@ -176,9 +176,8 @@ impl Cluster {
     pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
         self.starts += 1;
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        // One that still lives has its address; another finds its own.
-        let is_free = self.processes.get_mut(name).is_none_or(Process::has_ended);
-        let own = self.ports.get(name).filter(|_| is_free);
+        // One that still lives, or sleeps, has its address; another finds its own.
+        let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
         let listen = own.map_or("127.0.0.1:0", String::as_str);
         command
             .arg(role(name))
