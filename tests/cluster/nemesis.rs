@@ -73,7 +73,7 @@ struct Nemesis {
     addresses: [String; 2],
     random: Random,
     pending: Vec<(Instant, Pending)>,
-    /// They must end by themselves.
+    /// Others have taken their place: they end.
     replaced: Vec<Process>,
     logs: Option<PathBuf>,
     logged: usize,
@@ -238,9 +238,11 @@ impl Nemesis {
 
     async fn check(mut self) {
         for mut replaced in std::mem::take(&mut self.replaced) {
-            // It may have been stopped before it was told to end.
-            if !replaced.has_ended() {
-                replaced.signal("CONT");
+            // It may have been stopped before it was told to end, or may have slept for less than its lease.
+            for signal in ["CONT", "TERM"] {
+                if !replaced.has_ended() {
+                    replaced.signal(signal);
+                }
             }
             replaced.await_end(REPLACED_LIMIT);
             self.keep("replaced", &replaced.log());
