@@ -24,9 +24,9 @@ use millrace_executor::stats::OperatorStats;
 use millrace_meta::feed::Follow;
 use millrace_meta::processes::Process;
 use millrace_meta::report::SplitReport;
-use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
-use millrace_rpc::log::{ProcessRole, UserChange};
+use millrace_rpc::log::{AlterRelation, ProcessRole, UserChange};
 use millrace_rpc::version::StatementId;
 use tokio_util::sync::CancellationToken;
 
@@ -352,13 +352,8 @@ pub trait Cluster: Send + Sync + 'static {
     fn kept_since(&self, relation: RelationId) -> Epoch;
 
     /// Replaces options of a relation, or pauses and resumes what feeds it.
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<(), SqlError> {
-        let _ = (id, options, paused);
+    async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
+        let _ = change;
         Err(SqlError::unsupported("ALTER"))
     }
     /// Has a view, index or sink computed anew. Durable when it returns.

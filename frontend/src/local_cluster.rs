@@ -18,8 +18,8 @@ use millrace_executor::dml::{
 };
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{Catalog, CreateOptions, Meta};
-use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
-use millrace_rpc::log::UserChange;
+use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::StatementId;
 use millrace_storage::{JobStore, Snapshot, StateStore};
@@ -109,13 +109,8 @@ impl Cluster for Direct {
         self.worker.kept_since(relation)
     }
 
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<(), SqlError> {
-        self.meta.alter_relation(id, options, paused).await
+    async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
+        self.meta.alter_relation(change).await
     }
 
     async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {

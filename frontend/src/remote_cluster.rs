@@ -22,9 +22,9 @@ use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
 use millrace_executor::error_sink::ErrorSink;
 use millrace_meta::LogFollower;
 use millrace_meta::settings::Settings;
-use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::MetaControl;
-use millrace_rpc::log::UserChange;
+use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
 use parking_lot::Mutex;
@@ -144,13 +144,8 @@ impl Cluster for RemoteCluster {
         self.log.read(|state| state.jobs.get(&relation).map(|job| job.horizon)).unwrap_or_default()
     }
 
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<(), SqlError> {
-        self.changed(self.meta.alter_relation(id, options, paused).await).await
+    async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
+        self.changed(self.meta.alter_relation(change).await).await
     }
 
     async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {

@@ -7,11 +7,11 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
     Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream, TableRetention,
 };
-use millrace_rpc::log::{RegisterProcess, UserChange};
+use millrace_rpc::log::{AlterRelation, RegisterProcess, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::stream::{AppliedRecord, StreamMessage};
 use millrace_rpc::version::{VersionEdit, cleaned, late_rows};
@@ -167,13 +167,8 @@ impl MetaControl for Meta {
         Ok(self.record())
     }
 
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<u64, CallError> {
-        self.alter_relation(id, options, paused).await?;
+    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError> {
+        self.alter_relation(change).await?;
         Ok(self.record())
     }
 

@@ -329,8 +329,10 @@ impl Driver {
         let state = self.shared.state.read();
         let id = self.handle.id;
         let job = state.jobs.get(&id)?;
+        let relation = state.relations.get(&id)?.as_ref().clone();
+        let own = Some(relation.parallelism as usize).filter(|tasks| *tasks > 0);
         Some(StartJob {
-            relation: state.relations.get(&id)?.as_ref().clone(),
+            relation,
             generation,
             version: job.version.as_ref().clone(),
             record: state.number,
@@ -341,7 +343,7 @@ impl Driver {
                 .iter()
                 .filter_map(|i| Some(state.relations.get(i)?.as_ref().clone()))
                 .collect(),
-            parallelism: self.shared.parallelism,
+            parallelism: own.unwrap_or(self.shared.parallelism),
         })
     }
 

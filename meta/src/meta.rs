@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_common::access::AccessClass;
 use millrace_common::task::spawn;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
-use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
     FenceProcess, PlaceJobs, ProcessRole, Rebuild, RegisterProcess, SetSetting, SetUser,
@@ -476,14 +476,11 @@ impl Meta {
         read::flush(&self.shared).await
     }
 
-    /// Replaces options of a relation, or pauses and resumes a source or sink. Durable when it returns.
-    pub async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<(), SqlError> {
-        self.apply(Entry::AlterRelation(AlterRelation { id: id.0, options, paused })).await?;
+    /// Replaces options of a relation, pauses and resumes a source or sink, or changes how many tasks a job has. Durable
+    /// when it returns.
+    pub async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
+        let id = RelationId(change.id);
+        self.apply(Entry::AlterRelation(change)).await?;
         // Jobs that failed at what was altered need not wait.
         let readers = self.shared.state.read().readers(id);
         for job in readers.into_iter().chain([id]).filter_map(|j| self.shared.job(j)) {

@@ -502,6 +502,9 @@ impl Touched {
                 Entry::EditVersion(e) => drop(touched.edited.insert(RelationId(e.job))),
                 Entry::SourceAdvance(a) => drop(touched.changed.insert(RelationId(a.source))),
                 Entry::StartBackfill(b) => drop(touched.changed.insert(RelationId(b.job))),
+                Entry::AlterRelation(a) if a.parallelism.is_some() => {
+                    touched.supersede(RelationId(a.id));
+                }
                 Entry::AlterRelation(a) => drop(touched.changed.insert(RelationId(a.id))),
                 Entry::CreateRelation(_) => touched.changed.extend(verdict.relation),
                 Entry::Detach(d) => touched.supersede(RelationId(d.job)),

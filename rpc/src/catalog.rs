@@ -211,6 +211,9 @@ pub struct Relation {
     /// The incarnation of the frontend whose session it ends with. 0: it lasts until it is dropped.
     #[prost(uint64, tag = "43")]
     pub ephemeral: u64,
+    /// Tasks of each fragment of its job. 0: as many as the server has by default.
+    #[prost(uint32, tag = "44")]
+    pub parallelism: u32,
 }
 
 /// `FORMAT format ENCODE encode`, names in upper case; its options are among the relation's.

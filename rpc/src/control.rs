@@ -7,8 +7,8 @@ use futures::stream::BoxStream;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 
 use crate::call_error::CallError;
-use crate::catalog::{OptionEntry, Relation};
-use crate::log::{RegisterProcess, UserChange};
+use crate::catalog::Relation;
+use crate::log::{AlterRelation, RegisterProcess, UserChange};
 pub use crate::proto::{Heartbeat, JobReport, OperatorReport, TableReport, TableRetention};
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
@@ -61,12 +61,7 @@ pub trait MetaControl: Send + Sync {
     ) -> Result<(RelationId, u64), CallError>;
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError>;
     /// Replaces options of a relation, or pauses and resumes what feeds it.
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<u64, CallError>;
+    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError>;
     /// Has a view, index or sink computed anew.
     async fn rebuild(&self, id: RelationId) -> Result<u64, CallError>;
     async fn create_schema(&self, name: &str) -> Result<u64, CallError>;

@@ -132,6 +132,24 @@ async fn rebuild(client: &Client, rng: &mut Rng, views: usize) -> Result<(), Str
     execute(client, &format!("ALTER MATERIALIZED VIEW v{view} REBUILD")).await
 }
 
+/// Changes now and then how many tasks a job has, while it is at work.
+async fn rescale(
+    client: &Client,
+    rng: &mut Rng,
+    tables: &[Table],
+    views: usize,
+) -> Result<(), String> {
+    if !rng.chance(20) {
+        return Ok(());
+    }
+    let n = rng.below(tables.len() + views);
+    let job = match tables.get(n) {
+        Some(table) => format!("TABLE {}", table.name),
+        None => format!("MATERIALIZED VIEW v{}", n - tables.len()),
+    };
+    execute(client, &format!("ALTER {job} SET PARALLELISM {}", 1 + rng.below(4))).await
+}
+
 async fn alter(client: &Client, sink: usize, pause: bool) -> Result<(), String> {
     let change = if pause { "PAUSE" } else { "RESUME" };
     execute(client, &format!("ALTER SINK k{sink} {change}")).await
@@ -218,6 +236,8 @@ impl Case {
         let mut pauses = Pauses::new(self.seed, self.sinks);
         // Drawn apart: what a seed writes stays the same.
         let mut rebuilds = Rng::new(self.seed ^ 0x4eb1d);
+        let mut rescales = Rng::new(self.seed ^ 0x5ca1e);
+        let tables = if self.source { &self.tables[1..] } else { &self.tables[..] };
         for (step, action) in self.history.iter().enumerate() {
             pauses.some(&client).await?;
             if step == self.history.len() / 2 {
@@ -234,6 +254,7 @@ impl Case {
             }
             let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
             rebuild(&client, &mut rebuilds, known).await?;
+            rescale(&client, &mut rescales, tables, known).await?;
             if self.mode.restarts_after(step, &mut rng, 25) {
                 node.add_reads(&mut reads, &mut settled);
                 node = node.crash_and_restart().await?;

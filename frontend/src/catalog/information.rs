@@ -187,7 +187,7 @@ fn processes(t: &SystemTables) -> Option<RecordBatch> {
 
 fn jobs(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
-        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t",
+        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t parallelism:i",
     );
     let all = told_jobs(t.shared.cluster.as_ref(), t.catalog());
     for j in &all {
@@ -196,7 +196,8 @@ fn jobs(t: &SystemTables) -> Option<RecordBatch> {
             name: r.map(|r| r.name.as_str()), state: j.state.as_str(), progress: j.progress.clone(),
             reason: j.reason.clone(), epoch: j.epoch as i64, lag_ms: j.lag_ms.map(|l| l as i64),
             late_rows: j.late_rows as i64, kind: r.map(|r| noun(r)), rows: j.rows,
-            state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, t.catalog()));
+            state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, t.catalog()),
+            parallelism: r.map(|r| i64::from(r.parallelism)).filter(|tasks| *tasks > 0));
     }
     rows.finish()
 }

@@ -3,6 +3,7 @@
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::Relation;
+use millrace_rpc::log::AlterRelation;
 use sqlparser::ast::{Ident, ObjectName};
 
 use super::DETACHED;
@@ -11,7 +12,10 @@ use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
 
-/// ALTER SINK … PAUSE and RESUME, ALTER … OWNER TO; other changes are refused by name.
+/// The most tasks that a fragment of a job may have, as with `--parallelism`.
+const MOST_TASKS: u32 = 256;
+
+/// ALTER SINK … PAUSE and RESUME, ALTER … SET PARALLELISM, ALTER … OWNER TO; other changes are refused by name.
 pub async fn alter(
     session: &mut Session,
     kind: ObjectKind,
@@ -37,12 +41,16 @@ pub async fn alter(
             let message = format!("\"{}\" is not a {}", relation.name, kind.noun());
             return Err(SqlError::new(SqlState::WRONG_OBJECT_TYPE, message));
         }
-        let id = RelationId(relation.id);
         match (kind, action) {
             (ObjectKind::Sink, AlterAction::Pause(paused)) => {
                 session.cluster().refresh_reports().await?;
                 check_resumable(session, &relation, *paused)?;
-                session.cluster().alter_relation(id, Vec::new(), Some(*paused)).await?;
+                let change = AlterRelation {
+                    id: relation.id,
+                    paused: Some(*paused),
+                    ..AlterRelation::default()
+                };
+                session.cluster().alter_relation(change).await?;
                 return Ok(tag);
             }
             (
@@ -50,6 +58,19 @@ pub async fn alter(
                 AlterAction::Rebuild,
             ) => {
                 rebuild(session, kind, &relation).await?;
+                return Ok(tag);
+            }
+            (
+                ObjectKind::Table
+                | ObjectKind::MaterializedView
+                | ObjectKind::Index
+                | ObjectKind::Sink,
+                AlterAction::SetParallelism(value),
+            ) => {
+                let parallelism = Some(parallelism(value)?);
+                let change =
+                    AlterRelation { id: relation.id, parallelism, ..AlterRelation::default() };
+                session.cluster().alter_relation(change).await?;
                 return Ok(tag);
             }
             _ => {}
@@ -60,6 +81,19 @@ pub async fn alter(
         action => return Err(refused(&tag, kind, action)),
     }
     Ok(tag)
+}
+
+/// Tasks of each fragment of a job; 0 for DEFAULT: as many as the server says.
+fn parallelism(value: &str) -> Result<u32, SqlError> {
+    if ["default", "adaptive", "auto"].iter().any(|word| value.eq_ignore_ascii_case(word)) {
+        return Ok(0);
+    }
+    let number = value.parse().ok().filter(|n| (1..=MOST_TASKS).contains(n));
+    number.ok_or_else(|| {
+        let message = format!("invalid parallelism: {value}");
+        SqlError::new(SqlState::INVALID_PARAMETER_VALUE, message)
+            .with_hint(format!("It is 1 to {MOST_TASKS}, or DEFAULT for that of the server."))
+    })
 }
 
 /// Without the changes that it has missed a sink cannot go on from where it is.
@@ -135,9 +169,10 @@ fn refused(tag: &str, kind: ObjectKind, action: &AlterAction) -> SqlError {
             "SET SCHEMA",
             "What reads it names it in its definition. Create it anew in the other schema.",
         ),
-        AlterAction::SetParallelism(_) => {
-            ("SET PARALLELISM", "All jobs have the server's parallelism.")
-        }
+        AlterAction::SetParallelism(_) => (
+            "SET PARALLELISM",
+            "Tables, materialized views, indexes and sinks have tasks of their own.",
+        ),
         AlterAction::SetOptions(_) if kind == ObjectKind::Sink => {
             ("SET", "Drop the sink and create it anew with other options.")
         }

@@ -1,11 +1,12 @@
 //! What sources and connector tables have beyond tables: options, FORMAT, INCLUDE, ALTER.
 
-use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_common::{SqlError, SqlState};
 use millrace_connector::columns::Include;
 use millrace_executor::input::generated::expressions;
 use millrace_executor::input::watermark::{SourceWatermark, WatermarkExpr};
 use millrace_planner::ast::{AlterAction, ObjectKind, TableDefinition};
 use millrace_rpc::catalog::{Column, Format, OnConflict, OptionEntry, Relation};
+use millrace_rpc::log::AlterRelation;
 use sqlparser::ast::ObjectName;
 
 use super::drop::noun;
@@ -149,14 +150,17 @@ pub async fn alter(
             format!("table \"{}\" has no connector", relation.name),
         ));
     }
-    let id = RelationId(relation.id);
+    let unchanged = AlterRelation { id: relation.id, ..AlterRelation::default() };
     match action {
         AlterAction::Pause(paused) => {
-            session.cluster().alter_relation(id, Vec::new(), Some(*paused)).await?;
+            session
+                .cluster()
+                .alter_relation(AlterRelation { paused: Some(*paused), ..unchanged })
+                .await?;
         }
         AlterAction::SetOptions(options) => {
             let options = changed_options(&relation, options)?;
-            session.cluster().alter_relation(id, options, None).await?;
+            session.cluster().alter_relation(AlterRelation { options, ..unchanged }).await?;
         }
         _ => return Err(SqlError::unsupported(tag)),
     }

@@ -212,6 +212,15 @@ pub fn alter_relation(state: &mut MetaState, entry: &AlterRelation) -> Verdict {
     if let Some(paused) = entry.paused {
         relation.paused = paused;
     }
+    if let Some(parallelism) = entry.parallelism
+        && relation.parallelism != parallelism
+    {
+        relation.parallelism = parallelism;
+        // What the tasks before have not committed is void.
+        if let Some(job) = state.jobs.get_mut(&id) {
+            Arc::make_mut(&mut job.version).generation += 1;
+        }
+    }
     state.catalog_version += 1;
     Ok(applied(state))
 }

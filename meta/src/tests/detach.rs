@@ -6,7 +6,7 @@ use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 use millrace_rpc::catalog::RelationKind;
 
 use super::fake::{Behaviour, Cluster};
-use super::{relation, table, view};
+use super::{paused, relation, table, view};
 use crate::gc::horizon;
 use crate::status::JobState;
 
@@ -203,7 +203,7 @@ async fn a_paused_sink_is_detached_by_its_own_retention() {
     let k = c.created(sink).await;
     let other = c.created(relation("other", RelationKind::Sink, &[t])).await;
     for id in [k, other] {
-        c.meta.alter_relation(id, Vec::new(), Some(true)).await.unwrap();
+        c.meta.alter_relation(paused(id, true)).await.unwrap();
     }
     insert_for(&c, t, 60).await;
     let JobState::Detached { reason } = c.meta.job_status(k).unwrap().state else {
@@ -212,7 +212,7 @@ async fn a_paused_sink_is_detached_by_its_own_retention() {
     assert!(reason.contains("it was paused"), "{reason}");
     assert_eq!(c.meta.job_status(other).unwrap().state, JobState::Paused);
     // Resuming is not enough, whoever asks for it.
-    c.meta.alter_relation(k, Vec::new(), Some(false)).await.unwrap();
+    c.meta.alter_relation(paused(k, false)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(matches!(c.meta.job_status(k).unwrap().state, JobState::Detached { .. }));
     c.meta.rebuild(k).await.unwrap();

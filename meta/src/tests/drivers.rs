@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use millrace_common::{RelationId, SqlError};
 use millrace_rpc::catalog::RelationKind;
+use millrace_rpc::log::AlterRelation;
 use millrace_rpc::services::MetaService;
 
 use super::fake::{Behaviour, Cluster, STEP_BYTES};
-use super::{relation, view};
+use super::{paused, relation, view};
 use crate::gc::GcOptions;
 use crate::status::JobState;
 
@@ -18,6 +19,26 @@ async fn a_view_follows_its_table_without_anybody_asking() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!(c.fake.value_at(v, epoch), 1);
     assert!(c.meta.frontier(v).unwrap() >= epoch);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_number_of_tasks_is_another_generation_that_goes_on() {
+    let (c, t, v) = Cluster::with_view().await;
+    c.insert(t).await;
+    for id in [v, t] {
+        let (before, default) = c.fake.tasks_of(id);
+        for (asked, tasks) in [(5, 5), (5, 5), (0, default)] {
+            let change =
+                AlterRelation { id: id.0, parallelism: Some(asked), ..AlterRelation::default() };
+            c.meta.alter_relation(change).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert_eq!(c.fake.tasks_of(id).1, tasks);
+        }
+        let (now, _) = c.fake.tasks_of(id);
+        assert_eq!(now.0, before.0 + 2, "the same number begins nothing");
+    }
+    c.insert(t).await;
+    assert_eq!(c.read(&[t, v]).await, [2, 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -130,13 +151,13 @@ async fn a_stalled_sink_says_so_pauses_and_goes_on() {
             "{state:?}"
         );
     }
-    c.meta.alter_relation(s, vec![], Some(true)).await.unwrap();
+    c.meta.alter_relation(paused(s, true)).await.unwrap();
     c.fake.behave(s, Behaviour::default());
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Paused);
     assert!(c.fake.published_by(s).is_empty());
     c.insert(t).await;
-    c.meta.alter_relation(s, vec![], Some(false)).await.unwrap();
+    c.meta.alter_relation(paused(s, false)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Running);
     let published = c.fake.published_by(s);
@@ -338,7 +359,7 @@ async fn a_view_that_failed_for_an_hour_catches_up_in_steps() {
 async fn a_paused_sink_stands_still_and_holds_up_nobody() {
     let (c, t) = Cluster::with_table().await;
     let s = c.created(relation("s", RelationKind::Sink, &[t])).await;
-    c.meta.alter_relation(s, Vec::new(), Some(true)).await.unwrap();
+    c.meta.alter_relation(paused(s, true)).await.unwrap();
     let cuts = c.fake.cuts_of(s).len();
     c.insert(t).await;
     c.meta.flush().await.unwrap();
@@ -349,11 +370,11 @@ async fn a_paused_sink_stands_still_and_holds_up_nobody() {
     assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Paused);
     assert_eq!(c.fake.cuts_of(s).len(), cuts);
     // Whoever waits after the ALTER waits for the sink too.
-    c.meta.alter_relation(s, Vec::new(), Some(false)).await.unwrap();
+    c.meta.alter_relation(paused(s, false)).await.unwrap();
     c.meta.flush().await.unwrap();
     assert_eq!(c.fake.value_at(s, c.meta.head()), 1);
     assert_eq!(c.meta.job_status(s).unwrap().state, JobState::Running);
-    c.meta.alter_relation(s, Vec::new(), Some(true)).await.unwrap();
+    c.meta.alter_relation(paused(s, true)).await.unwrap();
     c.meta.drop_relations(&[s]).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(c.fake.is_stopped(s));

@@ -50,6 +50,7 @@ pub const STEP_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 struct FakeJob {
     generation: Generation,
+    tasks: usize,
     /// Of the last cut that was not empty.
     number: u64,
     is_table: bool,
@@ -202,6 +203,13 @@ impl Fake {
         self.world.lock().behaviours.insert(job, behaviour);
     }
 
+    /// The generation that runs, and how many tasks it was given.
+    pub fn tasks_of(&self, job: JobId) -> (Generation, usize) {
+        let world = self.world.lock();
+        let job = &world.jobs[&job];
+        (job.generation, job.tasks)
+    }
+
     pub fn cuts_of(&self, job: JobId) -> Vec<Epoch> {
         self.world.lock().cuts.iter().filter(|(j, _, _)| *j == job).map(|(_, _, e)| *e).collect()
     }
@@ -274,6 +282,7 @@ impl ComputeService for Fake {
         }
         let job = FakeJob {
             generation: start.generation,
+            tasks: start.parallelism,
             number: start.version.commits,
             is_table: start.relation.kind() == RelationKind::Table,
             sequence: (start.relation.kind() == RelationKind::Sink).then(|| {

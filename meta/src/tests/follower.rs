@@ -308,7 +308,7 @@ async fn a_relation_is_told_of_what_concerns_it_and_its_questions_are_answered()
     of_source.mark_unchanged();
 
     let options = vec![OptionEntry { name: "rate".to_owned(), value: "7".to_owned() }];
-    let altered = AlterRelation { id: other.0, options, paused: None };
+    let altered = AlterRelation { id: other.0, options, ..AlterRelation::default() };
     let altered = next(&mut state, vec![Entry::AlterRelation(altered)]);
     assert_eq!(follower.option(other, "rate"), None);
     follower.take(&[sent(&altered)]).await.unwrap();

@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millrace_common::{Env, RelationId, SqlType};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
+use millrace_rpc::log::AlterRelation;
 use tokio::time::Instant;
 
 /// Wall clock from tokio's (paused) clock, numbers from a seed.
@@ -75,6 +76,11 @@ pub fn relation(name: &str, kind: RelationKind, depends_on: &[RelationId]) -> Re
         depends_on: depends_on.iter().map(|d| d.0).collect(),
         ..Relation::default()
     }
+}
+
+/// A change that pauses or resumes a relation.
+pub fn paused(id: RelationId, paused: bool) -> AlterRelation {
+    AlterRelation { id: id.0, paused: Some(paused), ..AlterRelation::default() }
 }
 
 /// A table to be created.

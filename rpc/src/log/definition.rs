@@ -72,7 +72,7 @@ pub struct DropSchema {
     pub cascade: bool,
 }
 
-/// Changes options of a relation, or pauses and resumes a source.
+/// Changes options of a relation, pauses and resumes a source, or changes how many tasks its job has.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct AlterRelation {
     #[prost(uint32, tag = "1")]
@@ -82,6 +82,9 @@ pub struct AlterRelation {
     pub options: Vec<OptionEntry>,
     #[prost(bool, optional, tag = "3")]
     pub paused: Option<bool>,
+    /// Tasks of each fragment of its job, which begins another generation; 0: as many as the server has by default.
+    #[prost(uint32, optional, tag = "4")]
+    pub parallelism: Option<u32>,
 }
 
 /// An empty value resets to the default.

@@ -13,7 +13,7 @@ use super::admission::Admission;
 use super::convert::required;
 use super::peer::{Peer, Transport};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
-use crate::catalog::{OptionEntry, Relation};
+use crate::catalog::Relation;
 use crate::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
 use crate::log::{self, RegisterProcess, UserChange};
 use crate::proto::meta_client::MetaClient;
@@ -147,8 +147,7 @@ impl Meta for Served {
         request: Request<log::AlterRelation>,
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
-        let log::AlterRelation { id, options, paused } = request.into_inner();
-        logged(self.inner.alter_relation(RelationId(id), options, paused).await)
+        logged(self.inner.alter_relation(request.into_inner()).await)
     }
 
     async fn rebuild(&self, request: Request<JobRequest>) -> Result<Response<Logged>, Status> {
@@ -319,15 +318,9 @@ impl MetaControl for RemoteMeta {
         Ok(self.peer.wait(request, send).await?.record)
     }
 
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<u64, CallError> {
-        let request = log::AlterRelation { id: id.0, options, paused };
+    async fn alter_relation(&self, change: log::AlterRelation) -> Result<u64, CallError> {
         let send = |t, r| async move { client(t).alter_relation(r).await };
-        Ok(self.peer.wait(request, send).await?.record)
+        Ok(self.peer.wait(change, send).await?.record)
     }
 
     async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {

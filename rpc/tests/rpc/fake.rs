@@ -8,13 +8,13 @@ use futures::stream::{self, StreamExt};
 use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::catalog::{OptionEntry, Relation};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
     TableChange,
 };
-use millrace_rpc::log::{MoveParts, RegisterProcess, UserChange};
+use millrace_rpc::log::{AlterRelation, MoveParts, RegisterProcess, UserChange};
 use millrace_rpc::loopback::Encoded;
 use millrace_rpc::remote::{
     Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta,
@@ -236,13 +236,8 @@ impl MetaControl for Fake {
         Ok(13)
     }
 
-    async fn alter_relation(
-        &self,
-        id: RelationId,
-        options: Vec<OptionEntry>,
-        paused: Option<bool>,
-    ) -> Result<u64, CallError> {
-        self.note((id, options, paused));
+    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError> {
+        self.note(change);
         Ok(14)
     }
 

@@ -14,7 +14,7 @@ use millrace_rpc::dml::{
     DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
     TableChange, TableRead,
 };
-use millrace_rpc::log::{LogRecord, RegisterProcess, UserChange};
+use millrace_rpc::log::{AlterRelation, LogRecord, RegisterProcess, UserChange};
 use millrace_rpc::rows::encoded_batches;
 use millrace_rpc::services::{CompactionTask, Cut, LivePart, PartKind, StartJob};
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
@@ -166,9 +166,10 @@ async fn meta_for_frontends() {
         assert_eq!(meta.drop_relations(vec![JOB]).await.unwrap(), 13);
         assert_eq!(fake.seen(), shown([JOB]));
         let options = vec![OptionEntry { name: "n".into(), value: "v".into() }];
-        for paused in [None, Some(false), Some(true)] {
-            assert_eq!(meta.alter_relation(JOB, options.clone(), paused).await.unwrap(), 14);
-            assert_eq!(fake.seen(), shown((JOB, &options, paused)));
+        for (paused, parallelism) in [(None, Some(0)), (Some(false), None), (Some(true), Some(3))] {
+            let change = AlterRelation { id: JOB.0, options: options.clone(), paused, parallelism };
+            assert_eq!(meta.alter_relation(change.clone()).await.unwrap(), 14);
+            assert_eq!(fake.seen(), shown(change));
         }
         assert_eq!(meta.rebuild(JOB).await.unwrap(), 15);
         assert_eq!(fake.seen(), shown(("rebuild", JOB)));
