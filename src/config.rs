@@ -327,8 +327,6 @@ pub enum ConfigError {
     Missing { name: &'static str, why: &'static str },
     #[error("--{flag} has no meaning for millrace {role}")]
     Foreign { flag: String, role: &'static str },
-    #[error("{what} ({name})")]
-    Unsupported { name: &'static str, what: &'static str },
     #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
     Invalid { name: &'static str, value: String, expected: &'static str },
 }

@@ -9,6 +9,7 @@ pub mod demo;
 mod descriptors;
 pub mod health;
 pub mod http;
+mod leadership;
 mod listen;
 mod machine;
 pub mod roles;

@@ -41,6 +41,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{Access, Config};
 use crate::descriptors::{self, Shares};
 use crate::http;
+use crate::leadership::{Leadership, outwait_predecessors};
 use crate::listen::{bind, bind_http, is_local, limit_paths, load_tls};
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 
@@ -167,6 +168,10 @@ impl Standalone {
         let background = runtimes.as_ref().and_then(Runtimes::background);
         let (meta, store) =
             open_state(&config, &overrides, object_store, &background, address).await?;
+        // A store that a test has given is this process's own.
+        if lock.is_some() {
+            begin_to_lead(&config, &meta).await;
+        }
 
         let worker = Worker::new(WorkerOptions {
             runtime: runtimes.as_ref().and_then(Runtimes::tasks),
@@ -438,6 +443,19 @@ pub(crate) async fn take_lead(
         });
     }
     Ok(meta)
+}
+
+/// Returns when this process, which has just taken the lead, may acknowledge what it does.
+pub(crate) async fn begin_to_lead(config: &Config, meta: &Meta) {
+    let data_dir = config.data_dir.clone();
+    let own = tokio::task::spawn_blocking(move || Leadership::read(&data_dir)).await;
+    let mut own = own.unwrap_or_default();
+    outwait_predecessors(meta, &own).await;
+    // Not before: if this process dies while it waits, the next one must wait, too.
+    let nonce = meta.nonce();
+    if let Err(error) = tokio::task::spawn_blocking(move || own.lead(nonce)).await {
+        tracing::warn!(%error, "it could not be written down who leads");
+    }
 }
 
 /// Whether some space was freed.

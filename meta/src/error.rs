@@ -1,6 +1,7 @@
 //! What can go wrong with the log, and what a void entry tells its sender.
 
 use millrace_common::{SqlError, SqlState};
+use millrace_rpc::call_error::LEADS_NO_LONGER;
 use millrace_rpc::log::FrameError;
 
 /// Why the log cannot be used (any more).
@@ -9,6 +10,9 @@ pub enum MetaError {
     /// Another process leads this store now. Nothing more is acknowledged here.
     #[error("another server (term {term}) has taken over this object store")]
     Deposed { term: u64 },
+    /// The log has gone on since this process decided to lead: it does not.
+    #[error("another record came before this process could lead")]
+    Overtaken,
     /// The store cannot keep our promises.
     #[error("{0}")]
     Unsuitable(String),
@@ -36,6 +40,7 @@ impl From<MetaError> for SqlError {
     fn from(e: MetaError) -> SqlError {
         let state = match &e {
             MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
+            MetaError::Overtaken => SqlState::SERIALIZATION_FAILURE,
             MetaError::Unsuitable(_) => SqlState::FEATURE_NOT_SUPPORTED,
             MetaError::Store(_) => SqlState::IO_ERROR,
             MetaError::Full(_) => SqlState::DISK_FULL,
@@ -43,7 +48,7 @@ impl From<MetaError> for SqlError {
         };
         let error = SqlError::new(state, e.to_string());
         match e {
-            MetaError::Deposed { .. } => error.with_hint("Connect to the server that leads now, or stop it and restart this one."),
+            MetaError::Deposed { .. } => error.with_routine(LEADS_NO_LONGER).with_hint("Connect to the server that leads now, or stop it and restart this one."),
             MetaError::Unsuitable(_) => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
             MetaError::Full(_) => error.with_hint("Free some space; nothing acknowledged was lost."),
             _ => error,

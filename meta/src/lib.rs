@@ -67,6 +67,6 @@ pub use cluster::Connect;
 pub use error::MetaError;
 pub use follower::{FollowError, LogFollower};
 pub use gc::GcOptions;
-pub use meta::{CreateOptions, Meta, MetaOptions};
+pub use meta::{CreateOptions, Meta, MetaOptions, is_overtaken};
 pub use segments::{RewriteOptions, RewriteStats};
 pub use status::{JobState, JobStatus};

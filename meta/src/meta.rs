@@ -18,6 +18,7 @@ use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, 
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
+use parking_lot::Mutex;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -63,6 +64,8 @@ pub struct MetaOptions {
     pub given_up: Arc<GivenUp>,
     /// Whether this process runs all jobs itself; otherwise other processes register with it.
     pub alone: bool,
+    /// It leads only if this is the log's last record; otherwise the error is [`is_overtaken`]. `None`: whatever it is.
+    pub only_after: Option<u64>,
     /// What this process does, and where others reach it; empty: nobody does.
     pub roles: Vec<ProcessRole>,
     pub address: String,
@@ -91,6 +94,7 @@ impl MetaOptions {
             pinned: Arc::new(|_| false),
             given_up: Arc::default(),
             alone: true,
+            only_after: None,
             roles: vec![
                 ProcessRole::Meta,
                 ProcessRole::Frontend,
@@ -129,6 +133,8 @@ pub struct Meta {
     pub(crate) shared: Arc<Shared>,
     store: LogStore,
     incarnation: u64,
+    nonce: u64,
+    predecessors: Vec<u64>,
     table_class: TableClass,
     table_reads: ReadsOfTable,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
@@ -171,9 +177,16 @@ impl Meta {
             address: options.address,
         };
         let _ = shared.is_alone.set(options.alone);
-        let first = |state: &MetaState, term| match options.alone {
-            true => alone(state, term, &process),
-            false => cluster::leading(state, &process),
+        let predecessors = Mutex::new(Vec::new());
+        let first = |state: &MetaState, term| {
+            if options.only_after.is_some_and(|last| last != state.number) {
+                return None;
+            }
+            *predecessors.lock() = leaders_before(state);
+            Some(match options.alone {
+                true => alone(state, term, &process),
+                false => cluster::leading(state, &process),
+            })
         };
         let state = Arc::clone(&shared.state);
         let (log, _) = LogWriter::lead(store.clone(), opened, state, &first, writer).await?;
@@ -194,6 +207,8 @@ impl Meta {
             shared,
             store,
             incarnation,
+            nonce: process.nonce,
+            predecessors: predecessors.into_inner(),
             table_class,
             table_reads,
             pinned,
@@ -211,6 +226,25 @@ impl Meta {
     /// As the log has registered this process: it names its objects, `data/<incarnation>/…`, and its statements.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    /// The random number by which this process has registered.
+    pub fn nonce(&self) -> u64 {
+        self.nonce
+    }
+
+    /// The nonces of the leaders that this one has taken the lead from and that had not resigned; 0: of one that had none.
+    /// Until each is known to be dead, or the lease of its last proof is over
+    /// ([`LEADER_LEASE`](crate::log::LEADER_LEASE)), it may still answer reads.
+    pub fn predecessors(&self) -> &[u64] {
+        &self.predecessors
+    }
+
+    /// The last record of a leader that ends: it fences itself, so that its successor need not wait. Nothing may be
+    /// answered any more.
+    pub async fn resign(&self) -> Result<(), SqlError> {
+        let incarnations = vec![self.incarnation];
+        self.apply(Entry::FenceProcess(FenceProcess { incarnations })).await
     }
 
     /// Number of the log's last record.
@@ -566,6 +600,20 @@ impl Meta {
             Err(error) => error,
         }
     }
+}
+
+/// Whether a process did not take the lead because the log had gone on.
+pub fn is_overtaken(error: &SqlError) -> bool {
+    error.state == SqlState::SERIALIZATION_FAILURE
+}
+
+/// The nonces of those that may lead in this state. Logs of earlier releases name none.
+fn leaders_before(state: &MetaState) -> Vec<u64> {
+    if state.processes.last() == 0 {
+        return if state.term == 0 { Vec::new() } else { vec![0] };
+    }
+    let live = state.processes.live().values().map(|process| &process.registration);
+    live.filter(|p| cluster::has_role(p, ProcessRole::Meta)).map(|p| p.nonce).collect()
 }
 
 /// How a process begins that leads and does everything alone: it fences the others, and what belonged to their sessions

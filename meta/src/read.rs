@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, RelationId, SqlError, SqlState};
+use millrace_rpc::call_error::LEADS_NO_LONGER;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -366,6 +367,7 @@ pub async fn wait_created(
 /// What ends every wait when the server stops.
 pub fn shutting_down() -> SqlError {
     SqlError::new(SqlState::ADMIN_SHUTDOWN, "the server is shutting down")
+        .with_routine(LEADS_NO_LONGER)
 }
 
 /// See `Meta::wait_rebuilt`.

@@ -13,12 +13,14 @@ use tonic::{Code, Status};
 use crate::proto::{self, refusal::Reason};
 
 /// Version of the services and their messages. Processes of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
 /// The routine that errors of calls without an answer name; see [`is_unreachable`].
 const UNREACHABLE: &str = "call_unreachable";
+/// The routine that errors of a leader name that has lost the lead, or ends, before it had any effect.
+pub const LEADS_NO_LONGER: &str = "leads_no_longer";
 /// Different names from other processes that are kept for the life of this one.
 const MAX_NAMES: usize = 1024;
 /// Bytes of one text of an error that are sent.
@@ -45,6 +47,10 @@ pub enum CallError {
     /// The caller has been fenced: it must end.
     #[error("process {incarnation} has been fenced")]
     Fenced { incarnation: u64 },
+    /// The process that was called does not lead: the call has had no effect. `leader`: where the one is that it knows of;
+    /// empty: it knows of none.
+    #[error("the meta process that was called does not lead{}", told(leader))]
+    NotLeader { leader: String, term: u64 },
     /// The processes speak different versions.
     #[error(
         "protocol version {theirs} (build {build}) does not match protocol version {ours} (build {})",
@@ -65,7 +71,12 @@ pub enum CallError {
 impl CallError {
     /// Whether the same call may succeed when it is repeated as it is.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, CallError::Unreachable { .. } | CallError::NotConnected { .. })
+        matches!(
+            self,
+            CallError::Unreachable { .. }
+                | CallError::NotConnected { .. }
+                | CallError::NotLeader { .. }
+        )
     }
 
     /// A message without a field that it needs.
@@ -76,6 +87,10 @@ impl CallError {
     pub(crate) fn into_status(self) -> Status {
         let message = self.to_string();
         let (code, reason) = match self {
+            CallError::Sql(e) if e.routine == Some(LEADS_NO_LONGER) => {
+                let (leader, term) = (String::new(), 0);
+                (Code::FailedPrecondition, Reason::NotLeader(proto::NotLeader { leader, term }))
+            }
             CallError::Sql(e) => (Code::FailedPrecondition, Reason::Sql(error_to_proto(&e))),
             CallError::StaleTerm { term } => {
                 (Code::FailedPrecondition, Reason::StaleTerm(proto::StaleTerm { term }))
@@ -87,6 +102,10 @@ impl CallError {
             CallError::Fenced { incarnation } => {
                 (Code::FailedPrecondition, Reason::Fenced(proto::Fenced { incarnation }))
             }
+            CallError::NotLeader { leader, term } => (
+                Code::FailedPrecondition,
+                Reason::NotLeader(proto::NotLeader { leader: cut(&leader), term }),
+            ),
             // The other side's view: our version is what it is told.
             CallError::Protocol { ours, .. } => (
                 Code::FailedPrecondition,
@@ -143,6 +162,8 @@ impl From<CallError> for SqlError {
             CallError::Unreachable { .. } => SqlError::new(SqlState::CONNECTION_FAILURE, message)
                 .with_routine(UNREACHABLE)
                 .with_hint("The process is down or cut off; the call may be repeated."),
+            CallError::NotLeader { .. } => SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
+                .with_hint("Another process takes the lead within seconds; try again then."),
             CallError::StaleTerm { .. }
             | CallError::StaleIncarnation { .. }
             | CallError::Gap { .. } => SqlError::new(SqlState::CANNOT_CONNECT_NOW, message),
@@ -160,6 +181,14 @@ pub fn is_unreachable(error: &SqlError) -> bool {
     error.routine == Some(UNREACHABLE)
 }
 
+/// What a refusal says of the leader.
+fn told(leader: &str) -> String {
+    match leader {
+        "" => String::new(),
+        leader => format!(": {leader} does, as far as it knows"),
+    }
+}
+
 fn refused(reason: Option<Reason>) -> CallError {
     match reason {
         Some(Reason::Sql(e)) => CallError::Sql(error_from_proto(e)),
@@ -171,6 +200,7 @@ fn refused(reason: Option<Reason>) -> CallError {
         Some(Reason::Protocol(p)) => {
             CallError::Protocol { ours: PROTOCOL_VERSION, theirs: p.protocol, build: p.build }
         }
+        Some(Reason::NotLeader(n)) => CallError::NotLeader { leader: n.leader, term: n.term },
         Some(Reason::Gap(g)) => CallError::Gap { next: g.next },
         None => CallError::missing("reason"),
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::{Heartbeat, MetaControl};
-use millrace_rpc::remote::RemoteMeta;
+use millrace_rpc::remote::{Admission, RemoteMeta};
 use millrace_storage::given_up::GivenUp;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
@@ -28,24 +28,28 @@ pub struct Beat {
     meta: Arc<RemoteMeta>,
     incarnation: u64,
     _task: AbortOnDropHandle<()>,
+    /// For as long as the process beats, and until it has left.
+    _search: Arc<AbortOnDropHandle<()>>,
 }
 
 impl Beat {
     pub fn start(link: &Link, given_up: Arc<GivenUp>, told: Told, ending: Ending) -> Beat {
         let beating = Beating {
             meta: Arc::clone(&link.meta),
+            admission: Arc::clone(&link.admission),
             incarnation: link.incarnation,
             given_up,
             told,
             ending,
         };
         let task = AbortOnDropHandle::new(tokio::spawn(beating.run()));
-        Beat { meta: Arc::clone(&link.meta), incarnation: link.incarnation, _task: task }
+        let (meta, search) = (Arc::clone(&link.meta), Arc::clone(&link.search));
+        Beat { meta, incarnation: link.incarnation, _task: task, _search: search }
     }
 
     /// The process ends: the leader need not wait until it is lost.
     pub async fn leave(self) {
-        let Beat { meta, incarnation, _task: task } = self;
+        let Beat { meta, incarnation, _task: task, _search: search } = self;
         drop(task);
         let heartbeat = Heartbeat { incarnation, leaving: true, ..Heartbeat::default() };
         match tokio::time::timeout(LEAVING, meta.beat(heartbeat)).await {
@@ -53,11 +57,13 @@ impl Beat {
             Ok(Err(error)) => warn!(%error, "the meta process was not told that this one ends"),
             Err(_) => warn!("the meta process has not answered that this one ends"),
         }
+        drop(search);
     }
 }
 
 struct Beating {
     meta: Arc<RemoteMeta>,
+    admission: Arc<Admission>,
     incarnation: u64,
     given_up: Arc<GivenUp>,
     told: Told,
@@ -77,8 +83,20 @@ impl Beating {
                 given_up: names.clone(),
                 ..(self.told)(record)
             };
-            match self.meta.beat(heartbeat).await {
+            let leader = self.meta.peer().address();
+            let answer = tokio::select! {
+                biased;
+                answer = self.meta.beat(heartbeat) => answer,
+                // The one that has not answered leads no longer. The next one need not wait for its heartbeat.
+                () = self.meta.peer().redirected_from(&leader) => {
+                    self.given_up.add(names);
+                    ticks.reset_immediately();
+                    continue;
+                }
+            };
+            match answer {
                 Ok(at) => {
+                    self.admission.hear_leader();
                     record = at;
                     is_lost = false;
                 }

@@ -56,8 +56,9 @@ impl ComputeProcess {
         let follower = Arc::new(follower.await.map_err(millrace_common::SqlError::from)?);
         tracing::info!(record = follower.number(), "the log is read");
         let advertised = &ground.advertised;
-        let link =
-            Link::register(&config.meta, ProcessRole::Compute, advertised, &*overrides.env).await?;
+        let role = ProcessRole::Compute;
+        let env = &*overrides.env;
+        let link = Link::register(&config.metas, role, advertised, &follower, env).await?;
         let given_up = Arc::<GivenUp>::default();
         let object_store = Arc::clone(&ground.object_store);
         let store = StateStore::open(StoreOptions {

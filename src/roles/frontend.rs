@@ -73,7 +73,8 @@ impl FrontendProcess {
         tracing::info!(record = log.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Frontend;
-        let link = Link::register(&config.meta, role, advertised, &*overrides.env).await?;
+        let env = &*overrides.env;
+        let link = Link::register(&config.metas, role, advertised, &log, env).await?;
         let object_store = Arc::clone(&ground.object_store);
         let options = store_options(process, &overrides, object_store, link.incarnation);
         let given_up = Arc::clone(&options.given_up);
@@ -154,6 +155,7 @@ fn spawned(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle
 async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
     let mut is_told = false;
     loop {
+        let leader = meta.peer().address();
         match meta.follow(log.number() + 1).await {
             Ok(mut messages) => {
                 is_told = false;
@@ -161,7 +163,14 @@ async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
                 if let Err(error) = log.catch_up().await {
                     warn!(%error, "the log cannot be read, trying again");
                 }
-                while let Some(Ok(message)) = messages.next().await {
+                loop {
+                    let message = tokio::select! {
+                        biased;
+                        message = messages.next() => message,
+                        // Another process leads.
+                        () = meta.peer().redirected_from(&leader) => None,
+                    };
+                    let Some(Ok(message)) = message else { break };
                     if let Err(error) = log.take(&message.records).await {
                         warn!(%error, "records cannot be folded, trying again");
                         break;

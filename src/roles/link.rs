@@ -4,19 +4,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::Env;
+use millrace_meta::LogFollower;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::remote::{Admission, CallLimits, Identity, Peer, RemoteMeta};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
+use super::leader::LeaderSearch;
 use super::{Contact, refused};
 use crate::standalone::StartError;
 
 /// Between attempts to reach the leader.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long a statement waits for a leader that is not there, at most.
-const LEADER_PATIENCE: Duration = Duration::from_secs(9);
+/// How long a registration may take; then the leader is looked for again, which may be another one by now.
+const REGISTER: Duration = Duration::from_secs(5);
+/// How long a statement waits for a leader that is not there, at most: longer than another one takes to begin.
+const LEADER_PATIENCE: Duration = Duration::from_secs(15);
 /// Attempts between two lines of the log that say that it does not answer.
 const TOLD_EVERY: u32 = 3;
 
@@ -27,21 +32,26 @@ pub struct Link {
     pub admission: Arc<Admission>,
     pub meta: Arc<RemoteMeta>,
     pub incarnation: u64,
+    /// Has calls go to whoever leads, until the last one that has it drops it.
+    pub search: Arc<AbortOnDropHandle<()>>,
 }
 
 impl Link {
-    /// Registers the process with the leader, for which it waits as long as it takes. A leader of another protocol
-    /// version is an error.
+    /// Registers the process with the leader, for which it waits as long as it takes. It is one of `metas`, or one that
+    /// they or the log name. Only meta processes of another protocol version are an error.
     pub async fn register(
-        meta: &str,
+        metas: &[String],
         role: ProcessRole,
         advertised: &Contact,
+        log: &Arc<LogFollower>,
         env: &dyn Env,
     ) -> Result<Link, StartError> {
         let identity = Arc::new(Identity::follower().with_tls(advertised.tls.clone()));
         let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
         let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
-        let peer = Peer::new(meta, Arc::clone(&identity), limits).map_err(refused)?;
+        let first = metas.first().map(String::as_str).unwrap_or_default();
+        let peer = Peer::new(first, Arc::clone(&identity), limits).map_err(refused)?;
+        let search = LeaderSearch::new(metas, log, &identity, &admission, &peer);
         let process = RegisterProcess {
             nonce: env.random().max(1),
             roles: vec![role as i32],
@@ -49,29 +59,39 @@ impl Link {
         };
         let remote = RemoteMeta::new(peer.clone());
         let mut attempts = 0;
-        let incarnation = loop {
+        let (leader, incarnation) = loop {
             let registered = async {
-                let handshake = peer.handshake().await?;
-                identity.set_term(handshake.term);
-                admission.raise_term(handshake.term);
-                remote.register_process(process.clone()).await
+                let Some(leader) = search.look().await? else {
+                    let (leader, term) = (admission.leader(), admission.term());
+                    return Err(CallError::NotLeader { leader, term });
+                };
+                let registered = remote.register_process(process.clone());
+                match tokio::time::timeout(REGISTER, registered).await {
+                    Ok(registered) => Ok((leader, registered?)),
+                    Err(_) => {
+                        let cause = format!("not registered within {} ms", REGISTER.as_millis());
+                        Err(CallError::Unreachable { peer: leader.address, cause })
+                    }
+                }
             };
             match registered.await {
-                Ok(incarnation) => break incarnation,
+                Ok(registered) => break registered,
                 Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
                 Err(error) => {
                     if attempts % TOLD_EVERY == 0 {
-                        warn!(%error, meta, "the meta process cannot be reached, trying again");
+                        warn!(%error, ?metas, "a leader cannot be reached, trying again");
                     }
                     attempts += 1;
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         };
+        admission.hear_leader();
         identity.set_incarnation(incarnation);
         admission.set_incarnation(incarnation);
-        info!(incarnation, meta, "registered");
-        Ok(Link { identity, admission, meta: Arc::new(remote), incarnation })
+        info!(incarnation, leader = leader.address, "registered");
+        let search = Arc::new(AbortOnDropHandle::new(tokio::spawn(search.run(leader))));
+        Ok(Link { identity, admission, meta: Arc::new(remote), incarnation, search })
     }
 
     /// The process at an address, of this incarnation only.

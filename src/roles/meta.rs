@@ -1,40 +1,51 @@
-//! `millrace meta`: the leader of a cluster. It has the log; jobs run on compute processes.
+//! `millrace meta`: leads a cluster, or stands by until the leader is lost. The leader has the log; jobs run on compute
+//! processes.
 
 use std::fmt::Write;
 use std::fs::File;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use millrace_common::access::AccessClass;
-use millrace_common::collections::HashMap;
-use millrace_common::{JobId, SqlError};
-use millrace_graph::codec::decode_graph;
+use millrace_common::SqlError;
 use millrace_meta::processes::ProcessStatus;
-use millrace_meta::{Connect, Meta, MetaOptions};
-use millrace_rpc::call_error::CallError;
+use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken};
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::ProcessRole;
-use millrace_rpc::remote::{
-    Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, Server,
-};
-use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
+use millrace_rpc::remote::{Admission, Identity, LeaderSlot, Server};
 use millrace_storage::read_counts::TableReads;
-use parking_lot::Mutex;
+use object_store::ObjectStore;
+use tokio_util::task::AbortOnDropHandle;
+use tracing::{info, warn};
 
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
-use super::{Ground, Serving};
+use super::peers::Peers;
+use super::standby::Standby;
+use super::table_classes::TableClasses;
+use super::{Contact, Ending, Ground, Serving};
+use crate::leadership::{LED_LONG, Leadership};
 use crate::standalone::{
-    Overrides, StartError, meta_options, own_secret, set_root_password, take_lead, tell_start,
+    Overrides, StartError, begin_to_lead, meta_options, own_secret, set_root_password, take_lead,
+    tell_start,
 };
 
-/// A running leader.
+/// How often a leader looks whether others know of a later one.
+const LOOK: Duration = Duration::from_millis(500);
+/// How long a leader that ends waits until the log has it that it leads no longer.
+const RESIGN: Duration = Duration::from_secs(2);
+/// Before a claim that has failed is tried again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A running meta process. It has started when it leads, or knows of a leader and stands by.
 pub struct MetaProcess {
-    pub meta: Arc<Meta>,
     pub address: SocketAddr,
+    seat: Arc<Seat>,
     serving: Serving,
+    /// Stands by, and leads.
+    task: AbortOnDropHandle<()>,
     _port: MetricsPort,
     _lock: File,
 }
@@ -45,108 +56,241 @@ impl MetaProcess {
         overrides: Overrides,
     ) -> Result<MetaProcess, StartError> {
         let began = Instant::now();
-        let ground = Ground::prepare(&config, &overrides).await?;
-        let meta = take_lead(&config.process, &overrides, || options(&config, &overrides, &ground));
-        let meta = meta.await?;
-        let tls = ground.advertised.tls.clone();
-        let admission = Arc::new(Admission::default().with_tls(tls.clone()));
-        admission.raise_term(meta.term());
-        admission.set_incarnation(meta.incarnation());
+        let Ground { object_store, listener, address, advertised, lock } =
+            Ground::prepare(&config, &overrides).await?;
+        let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
+        let slot = Arc::<LeaderSlot>::default();
+        let server = Server::new(Arc::clone(&admission)).leader(Arc::clone(&slot));
+        let serving = Serving::start(&admission, server, listener);
+        let seat = Arc::new(Seat {
+            config,
+            overrides,
+            object_store,
+            advertised,
+            admission,
+            slot,
+            leading: OnceLock::new(),
+            identity: OnceLock::new(),
+            fenced: Arc::default(),
+            ending: Ending::default(),
+            began,
+        });
+        let port = MetricsPort::open(&seat.config.process, seat.metrics()).await?;
+        let own = seat.own_leadership().await;
+        let standby = seat.standby(&own).await?;
+        let at_once = match standby.claims_at_once(&own) {
+            Some(record) => seat.lead(record).await?,
+            None => false,
+        };
+        if !at_once {
+            info!("stands by");
+        }
+        let task = tokio::spawn(Arc::clone(&seat).run((!at_once).then_some(standby)));
+        let task = AbortOnDropHandle::new(task);
+        Ok(MetaProcess { address, seat, serving, task, _port: port, _lock: lock })
+    }
+
+    /// Completes when this process may no longer lead.
+    pub async fn ended(&self) -> String {
+        self.seat.ending.ended().await
+    }
+
+    /// Of a leader: its successor need not wait.
+    pub async fn shutdown(self) {
+        let MetaProcess { seat, serving, task, .. } = self;
+        drop(task);
+        seat.admission.resign();
+        // One that has claimed the lead and still waits for its predecessor has nothing to hand over: the next must wait.
+        let leading = seat.leading.get().filter(|_| seat.slot.get().is_some());
+        if let Some(meta) = leading {
+            // Ends what waits, so that its callers turn to the next leader.
+            meta.shutdown().await;
+        }
+        serving.end().await;
+        if let Some(meta) = leading {
+            match tokio::time::timeout(RESIGN, meta.resign()).await {
+                Ok(Ok(())) => info!("leads no longer"),
+                Ok(Err(error)) => warn!(%error, "the next leader waits for the lease of this one"),
+                Err(_) => warn!("the next leader waits for the lease of this one: no answer"),
+            }
+        }
+    }
+}
+
+/// What a meta process leads with.
+struct Seat {
+    config: RoleConfig,
+    overrides: Overrides,
+    object_store: Arc<dyn ObjectStore>,
+    advertised: Contact,
+    admission: Arc<Admission>,
+    slot: Arc<LeaderSlot>,
+    /// Once it has claimed the lead.
+    leading: OnceLock<Arc<Meta>>,
+    /// As which it leads.
+    identity: OnceLock<Arc<Identity>>,
+    /// Processes that it has fenced.
+    fenced: Arc<AtomicU64>,
+    ending: Ending,
+    began: Instant,
+}
+
+impl Seat {
+    fn data_dir(&self) -> PathBuf {
+        self.config.process.data_dir.clone()
+    }
+
+    async fn own_leadership(&self) -> Leadership {
+        let data_dir = self.data_dir();
+        let read = tokio::task::spawn_blocking(move || Leadership::read(&data_dir));
+        read.await.unwrap_or_default()
+    }
+
+    async fn standby(&self, own: &Leadership) -> Result<Standby, StartError> {
+        let log = LogFollower::open(Arc::clone(&self.object_store), self.overrides.env.clone());
+        let log = log.await.map_err(SqlError::from)?;
+        let identity = Identity::follower().with_tls(self.advertised.tls.clone());
+        Ok(Standby::new(
+            log,
+            Arc::new(identity),
+            &self.admission,
+            &self.config.metas,
+            &self.advertised.address,
+            own.penalty(),
+        ))
+    }
+
+    /// Stands by until this process leads, and then leads until it ends.
+    async fn run(self: Arc<Seat>, standby: Option<Standby>) {
+        if let Some(mut standby) = standby {
+            loop {
+                let record = standby.wait().await;
+                match self.lead(record).await {
+                    Ok(true) => break,
+                    Ok(false) => info!("another process was first: stands by"),
+                    Err(error) if self.leading.get().is_none() => {
+                        warn!(%error, "the lead could not be taken, trying again");
+                    }
+                    Err(error) => return self.ending.end(error.to_string()),
+                }
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        if let Some(meta) = self.leading.get() {
+            self.watch(meta).await;
+        }
+    }
+
+    /// Claims the lead, if `record` is the log's last one, and serves as the leader once it may. Whether it leads.
+    async fn lead(&self, record: u64) -> Result<bool, StartError> {
+        let meta =
+            match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
+                Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
+                meta => meta?,
+            };
+        // Set once: a process leads once.
+        let _ = self.leading.set(Arc::clone(&meta));
+        self.admission.follow("");
+        self.admission.raise_term(meta.term());
+        self.admission.set_incarnation(meta.incarnation());
+        begin_to_lead(&self.config.process, &meta).await;
         let identity = Identity::new(meta.term(), meta.incarnation());
-        let identity = Arc::new(identity.with_tls(tls));
-        let fenced = Arc::<AtomicU64>::default();
-        let admission_of_peers = Arc::clone(&admission);
-        let connect =
-            Peers { identity, admission: admission_of_peers, fenced: Arc::clone(&fenced) };
+        let identity = Arc::new(identity.with_tls(self.advertised.tls.clone()));
+        let _ = self.identity.set(Arc::clone(&identity));
+        let connect = Peers {
+            identity,
+            admission: Arc::clone(&self.admission),
+            fenced: Arc::clone(&self.fenced),
+        };
         meta.start_cluster(Arc::new(connect)).await?;
-        set_root_password(&config.process.access, &meta).await?;
+        set_root_password(&self.config.process.access, &meta).await?;
         // Frontends find it in the log.
         let _ = own_secret(&meta, false).await;
-        let server = Server::new(Arc::clone(&admission));
-        let server = server.meta(Arc::clone(&meta) as Arc<dyn MetaControl>);
-        let serving = Serving::start(&admission, server, ground.listener);
-        let of_log = Arc::clone(&meta);
-        let metrics = Metrics::new("meta", meta.incarnation()).with(
-            "millrace_log_records_total",
-            "counter",
-            "Records of the log.",
-            move || of_log.record(),
-        );
-        let of_processes = Arc::clone(&meta);
-        let metrics = metrics
+        let _ = self.slot.set(Arc::clone(&meta) as Arc<dyn MetaControl>);
+        self.admission.lead(meta.term());
+        tell_start(&self.config.process, &meta, self.began);
+        Ok(true)
+    }
+
+    /// Ends the process when another one leads, as the log says or whoever has called.
+    async fn watch(&self, meta: &Meta) {
+        let (began, term) = (Instant::now(), meta.term());
+        let mut has_led_long = false;
+        let reason = loop {
+            if let Ok(reason) = tokio::time::timeout(LOOK, meta.deposed()).await {
+                break reason.to_string();
+            }
+            let told = self.identity.get().map_or(0, |identity| identity.told_term());
+            let met = self.admission.term().max(told);
+            if met > term {
+                break MetaError::Deposed { term: met }.to_string();
+            }
+            if !has_led_long && began.elapsed() > LED_LONG {
+                has_led_long = true;
+                self.note(Leadership::has_led_long).await;
+            }
+        };
+        self.admission.resign();
+        self.note(Leadership::was_deposed).await;
+        self.ending.end(reason);
+    }
+
+    /// Writes something down in the data directory.
+    async fn note(&self, what: fn(&mut Leadership)) {
+        let data_dir = self.data_dir();
+        let noted = tokio::task::spawn_blocking(move || what(&mut Leadership::read(&data_dir)));
+        if let Err(error) = noted.await {
+            warn!(%error, "nothing was written down about the lead");
+        }
+    }
+
+    fn options(&self, record: u64) -> MetaOptions {
+        let object_store = Arc::clone(&self.object_store);
+        let (no_store, no_tail) = (Arc::default(), Arc::default());
+        let (config, overrides) = (&self.config.process, &self.overrides);
+        let options = meta_options(config, overrides, object_store, &no_store, &no_tail);
+        let classes = Arc::<TableClasses>::default();
+        let late = Arc::clone(&classes);
+        MetaOptions {
+            alone: false,
+            only_after: Some(record),
+            roles: vec![ProcessRole::Meta],
+            address: self.advertised.address.clone(),
+            table_class: Arc::new(move |job, table| classes.of(job, table)),
+            table_reads: Arc::new(|_, _| TableReads::MANY),
+            pinned: Arc::new(|_| false),
+            // Who opens the jobs reads their slices.
+            recovering: None,
+            opened: Some(Box::new(move |meta| drop(late.meta.set(Arc::downgrade(meta))))),
+            ..options
+        }
+    }
+
+    fn metrics(self: &Arc<Seat>) -> Metrics {
+        let (admission, leader) = (Arc::clone(&self.admission), Arc::clone(&self.admission));
+        let (of_log, of_processes) = (Arc::clone(self), Arc::clone(self));
+        let fenced = Arc::clone(&self.fenced);
+        Metrics::of("meta", move || admission.incarnation())
+            .with(
+                "millrace_leads",
+                "gauge",
+                "1 if this process leads, 0 if it stands by.",
+                move || u64::from(leader.leads()),
+            )
+            .with("millrace_log_records_total", "counter", "Records of the log.", move || {
+                of_log.leading.get().map_or(0, |meta| meta.record())
+            })
             .with(
                 "millrace_processes_fenced_total",
                 "counter",
                 "Processes that this one has fenced.",
                 move || fenced.load(Ordering::Relaxed),
             )
-            .with_text(move |text| write_behind(&of_processes, text));
-        let port = MetricsPort::open(&config.process, metrics).await?;
-        tell_start(&config.process, &meta, began);
-        Ok(MetaProcess { meta, address: ground.address, serving, _port: port, _lock: ground.lock })
-    }
-
-    /// Completes when this process may no longer lead.
-    pub async fn ended(&self) -> String {
-        self.meta.deposed().await.to_string()
-    }
-
-    pub async fn shutdown(self) {
-        self.serving.end().await;
-        self.meta.shutdown().await;
-    }
-}
-
-fn options(config: &RoleConfig, overrides: &Overrides, ground: &Ground) -> MetaOptions {
-    let object_store = Arc::clone(&ground.object_store);
-    let (no_store, no_tail) = (Arc::default(), Arc::default());
-    let options = meta_options(&config.process, overrides, object_store, &no_store, &no_tail);
-    let classes = Arc::<Classes>::default();
-    let late = Arc::clone(&classes);
-    MetaOptions {
-        alone: false,
-        roles: vec![ProcessRole::Meta],
-        address: ground.advertised.address.clone(),
-        table_class: Arc::new(move |job, table| classes.of(job, table)),
-        table_reads: Arc::new(|_, _| TableReads::MANY),
-        pinned: Arc::new(|_| false),
-        // Who opens the jobs reads their slices.
-        recovering: None,
-        opened: Some(Box::new(move |meta| drop(late.meta.set(Arc::downgrade(meta))))),
-        ..options
-    }
-}
-
-/// How state tables are used, by the graphs of their jobs.
-#[derive(Default)]
-struct Classes {
-    meta: OnceLock<std::sync::Weak<Meta>>,
-    /// By job; of a job's tables in the order of their ids.
-    known: Mutex<HashMap<JobId, Arc<Vec<AccessClass>>>>,
-}
-
-impl Classes {
-    fn of(&self, job: JobId, table: u32) -> AccessClass {
-        let class = || {
-            let meta = self.meta.get()?.upgrade()?;
-            let version = meta.version(job)?;
-            let first = meta.catalog().relation(job)?.first_table_id;
-            let classes = self.classes(&meta, job)?;
-            let mut positions = 0..classes.len() as u32;
-            let position = positions.find(|p| version.state_table(first, *p) == table)?;
-            classes.get(position as usize).copied()
-        };
-        class().unwrap_or(AccessClass::PointUpdate)
-    }
-
-    fn classes(&self, meta: &Meta, job: JobId) -> Option<Arc<Vec<AccessClass>>> {
-        if let Some(known) = self.known.lock().get(&job) {
-            return Some(Arc::clone(known));
-        }
-        let graph = decode_graph(&MetaService::graph(meta, job)?).ok()?;
-        let classes = Arc::new(graph.tables.iter().map(|t| t.class).collect::<Vec<_>>());
-        self.known.lock().insert(job, Arc::clone(&classes));
-        Some(classes)
+            .with_text(move |text| {
+                if let Some(meta) = of_processes.leading.get() {
+                    write_behind(meta, text);
+                }
+            })
     }
 }
 
@@ -164,43 +308,5 @@ fn write_behind(meta: &Meta, text: &mut String) {
         let role = format!("{role:?}").to_lowercase();
         let behind = last.saturating_sub(applied);
         let _ = writeln!(text, "{name}{{incarnation=\"{incarnation}\",role=\"{role}\"}} {behind}");
-    }
-}
-
-/// The way to the processes that have registered.
-struct Peers {
-    identity: Arc<Identity>,
-    admission: Arc<Admission>,
-    /// How many.
-    fenced: Arc<AtomicU64>,
-}
-
-impl Peers {
-    fn peer(&self, address: &str, incarnation: u64) -> Result<Peer, SqlError> {
-        let peer = Peer::new(address, Arc::clone(&self.identity), CallLimits::default());
-        Ok(peer.map_err(|e: CallError| SqlError::from(e))?.of_incarnation(incarnation))
-    }
-}
-
-impl Connect for Peers {
-    fn compute(
-        &self,
-        address: &str,
-        incarnation: u64,
-    ) -> Result<Arc<dyn ComputeService>, SqlError> {
-        Ok(Arc::new(RemoteCompute::new(self.peer(address, incarnation)?)))
-    }
-
-    fn compactor(
-        &self,
-        address: &str,
-        incarnation: u64,
-    ) -> Result<Arc<dyn CompactorService>, SqlError> {
-        Ok(Arc::new(RemoteCompactor::new(self.peer(address, incarnation)?)))
-    }
-
-    fn fenced(&self, incarnation: u64) {
-        self.admission.fence(incarnation);
-        self.fenced.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -33,13 +33,22 @@ type Text = Box<dyn Fn(&mut String) + Send + Sync>;
 /// What the port shows.
 pub struct Metrics {
     role: &'static str,
-    incarnation: u64,
+    incarnation: Box<dyn Fn() -> u64 + Send + Sync>,
     families: Vec<Family>,
     texts: Vec<Text>,
 }
 
 impl Metrics {
     pub fn new(role: &'static str, incarnation: u64) -> Metrics {
+        Metrics::of(role, move || incarnation)
+    }
+
+    /// Of a process that is given its incarnation later.
+    pub fn of(
+        role: &'static str,
+        incarnation: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Metrics {
+        let incarnation = Box::new(incarnation);
         let metrics = Metrics { role, incarnation, families: Vec::new(), texts: Vec::new() };
         metrics.with(
             "millrace_memory_resident_bytes",
@@ -76,7 +85,7 @@ impl Metrics {
             "# HELP millrace_process_info What the process is.\n# TYPE millrace_process_info gauge\n\
              millrace_process_info{{role=\"{}\",incarnation=\"{}\",version=\"{}\"}} 1",
             self.role,
-            self.incarnation,
+            (self.incarnation)(),
             env!("CARGO_PKG_VERSION"),
         );
         for Family { name, kind, help, value } in &self.families {

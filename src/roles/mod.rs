@@ -1,19 +1,25 @@
 //! The roles of a cluster as processes of their own (docs/design.md §10): `millrace meta`, `compute`, `compactor` and
 //! `frontend`, over one bucket.
 //!
-//! Each process but the leader registers with it, tells it once a second that it is there, and ends when it has been
-//! fenced: whoever started it starts it again, as another incarnation.
+//! Of any number of meta processes one leads, and the others stand by. Each process but these registers with the leader,
+//! tells it once a second that it is there, and ends when it has been fenced: whoever started it starts it again, as
+//! another incarnation.
 
 mod beat;
+mod claim;
 mod compactor;
 mod compute;
 mod elsewhere;
 mod frontend;
+mod leader;
 mod link;
 mod meta;
 mod metrics;
 mod options;
+mod peers;
 mod reports;
+mod standby;
+mod table_classes;
 mod tls;
 mod upstream;
 

@@ -67,11 +67,11 @@ pub struct ClusterFlags {
     #[arg(long, env = "MILLRACE_ADVERTISE", value_name = "HOST:PORT", help_heading = "Cluster")]
     pub advertise: Option<String>,
 
-    /// Where the meta process listens
+    /// Where the meta processes listen, of which one leads
     #[arg(
         long,
         env = "MILLRACE_META",
-        value_name = "HOST:PORT",
+        value_name = "HOST:PORT,...",
         value_delimiter = ',',
         help_heading = "Cluster"
     )]
@@ -128,8 +128,8 @@ pub struct RoleConfig {
     pub role: Role,
     pub process: Config,
     pub advertise: Option<String>,
-    /// Of the leader; empty: this process is it.
-    pub meta: String,
+    /// Where the meta processes listen, of which one leads. Of a meta process the others, and itself or not.
+    pub metas: Vec<String>,
     pub insecure_rpc: bool,
     /// `None`: calls between processes are neither encrypted nor authenticated.
     pub rpc_tls: Option<RpcTlsFiles>,
@@ -214,34 +214,19 @@ impl ClusterOptions {
                 why: "the processes of a cluster share one: file:///path or s3://bucket/prefix",
             });
         }
-        let meta = match (role, meta.as_slice()) {
-            (Role::Meta, []) => String::new(),
-            (Role::Meta, [_, ..]) => {
-                return Err(ConfigError::Unsupported {
-                    name: "--meta",
-                    what: "several meta processes are not supported yet",
-                });
-            }
-            (_, [one]) => one.clone(),
-            (_, []) => {
-                return Err(ConfigError::Missing {
-                    name: "--meta",
-                    why: "this process needs to know where the meta process listens",
-                });
-            }
-            (_, [_, _, ..]) => {
-                return Err(ConfigError::Unsupported {
-                    name: "--meta",
-                    what: "several meta processes are not supported yet",
-                });
-            }
-        };
+        let metas: Vec<String> = meta.iter().map(|m| m.trim().to_owned()).collect();
+        if role != Role::Meta && metas.is_empty() {
+            return Err(ConfigError::Missing {
+                name: "--meta",
+                why: "this process needs to know where the meta processes listen",
+            });
+        }
         let process = process.resolve()?;
         Ok(RoleConfig {
             role,
             process,
             advertise,
-            meta,
+            metas,
             insecure_rpc,
             rpc_tls,
             auth: auth.unwrap_or_default(),
@@ -263,8 +248,8 @@ mod tests {
     fn a_role_has_an_address_and_a_directory_of_its_own() {
         let compute = given(&["m:1"]).resolve(Role::Compute).unwrap();
         assert_eq!(
-            (compute.process.listen.as_str(), compute.meta.as_str()),
-            ("127.0.0.1:4571", "m:1")
+            (compute.process.listen.as_str(), compute.metas),
+            ("127.0.0.1:4571", vec!["m:1".to_owned()])
         );
         assert!(compute.process.data_dir.ends_with("millrace-data/compute"));
         let frontend = given(&["m:1"]).resolve(Role::Frontend).unwrap();
@@ -277,8 +262,11 @@ mod tests {
         assert!(error.contains("--meta"), "{error}");
         let error = ClusterOptions::default().resolve(Role::Meta).unwrap_err().to_string();
         assert!(error.contains("--object-store"), "{error}");
-        let error = given(&["a:1", "b:1"]).resolve(Role::Compute).unwrap_err().to_string();
-        assert!(error.contains("not supported"), "{error}");
+        let several = given(&["a:1", " b:1"]);
+        for role in [Role::Meta, Role::Compute] {
+            assert_eq!(several.clone().resolve(role).unwrap().metas, ["a:1", "b:1"]);
+        }
+        assert!(given(&[]).resolve(Role::Meta).unwrap().metas.is_empty());
     }
 
     #[test]
@@ -294,7 +282,7 @@ mod tests {
                     rpc-tls-cert = \"a\"\nrpc-tls-key = \"b\"\nrpc-tls-ca = \"c\"\nauth = \"trust\"\n\
                     insecure-rpc = true\n";
         let config = with(text).resolve(Role::Frontend).unwrap();
-        assert_eq!((config.meta.as_str(), config.advertise.as_deref()), ("m:1", Some("c:2")));
+        assert_eq!((config.metas, config.advertise.as_deref()), (vec!["m:1".into()], Some("c:2")));
         assert_eq!((config.auth, config.insecure_rpc), (Auth::Trust, true));
         assert_eq!(config.rpc_tls.map(|files| files.ca), Some("c".into()));
         // What is in neither has the role's default, and flags win.
@@ -303,7 +291,8 @@ mod tests {
         options.cluster.meta = vec!["n:1".into()];
         options.process.listen = Some("127.0.0.1:9".into());
         let config = options.resolve(Role::Compute).unwrap();
-        assert_eq!((config.meta.as_str(), config.process.listen.as_str()), ("n:1", "127.0.0.1:9"));
+        let (metas, listen) = (config.metas, config.process.listen);
+        assert_eq!((metas, listen.as_str()), (vec!["n:1".to_owned()], "127.0.0.1:9"));
 
         let error = with("metta = [\"m:1\"]\n").resolve(Role::Compute).unwrap_err().to_string();
         assert!(error.contains("metta"), "{error}");

@@ -14,7 +14,7 @@ use crate::process::{Cluster, Process, send_signal};
 use crate::transfers::{self, Transfers};
 
 /// The processes that events happen to.
-const NAMES: [&str; 7] = Cluster::SPREAD;
+const NAMES: [&str; 8] = Cluster::TWO_METAS_SPREAD;
 const SECONDS: u64 = 20;
 /// How long transfers of each session may take to go on once all processes are there.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
@@ -188,7 +188,9 @@ impl Nemesis {
                 self.say(format!("{name} has ended, and is started again"));
                 self.keep_log(name);
                 let log = self.cluster.process(name).log();
-                assert!(log.contains("has been fenced"), "{name} has ended by itself:\n{log}");
+                let has_lost = ["has been fenced", "has taken over this object store"];
+                let has_lost = has_lost.iter().any(|reason| log.contains(reason));
+                assert!(has_lost, "{name} has ended by itself:\n{log}");
                 self.cluster.spawn(name);
             }
             self.cluster.process(name).is_ready();

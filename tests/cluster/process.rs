@@ -127,7 +127,7 @@ pub fn send_signal(id: u32, name: &str) {
     assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
 }
 
-/// One leader, some compute processes, one compactor and two frontends.
+/// One leader or more that may lead, some compute processes, one compactor and two frontends.
 pub struct Cluster {
     dir: PathBuf,
     s3: Server,
@@ -148,6 +148,22 @@ impl Cluster {
     /// The same with three compute processes.
     pub const SPREAD: [&'static str; 7] =
         ["meta", "compute1", "compute2", "compute3", "compactor", "frontend1", "frontend2"];
+
+    /// Two that may lead, and the others.
+    pub const TWO_METAS: [&'static str; 6] =
+        ["meta1", "meta2", "compute", "compactor", "frontend1", "frontend2"];
+
+    /// The same with three compute processes.
+    pub const TWO_METAS_SPREAD: [&'static str; 8] = [
+        "meta1",
+        "meta2",
+        "compute1",
+        "compute2",
+        "compute3",
+        "compactor",
+        "frontend1",
+        "frontend2",
+    ];
 
     pub async fn start(dir: &Path) -> Cluster {
         Cluster::start_with(dir, &Cluster::NAMES).await
@@ -179,12 +195,17 @@ impl Cluster {
         // One that still lives, or sleeps, has its address; another finds its own.
         let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
         let listen = own.map_or("127.0.0.1:0", String::as_str);
+        // A directory of its own, too: that of one that lives is locked.
+        let data_dir = match own {
+            Some(_) => self.dir.join(name),
+            None => self.dir.join(format!("{name}-{}", self.starts)),
+        };
         command
             .arg(role(name))
             .args(["--listen", listen])
             .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
             .arg("--data-dir")
-            .arg(self.dir.join(format!("{name}-{}", self.starts)))
+            .arg(data_dir)
             .args(SMALL)
             .envs([
                 ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
@@ -193,8 +214,10 @@ impl Cluster {
                 ("AWS_REGION", "us-east-1".to_owned()),
                 ("AWS_ALLOW_HTTP", "true".to_owned()),
             ]);
-        if name != "meta" {
-            command.args(["--meta", &self.ports["meta"]]);
+        let metas = self.ports.iter().filter(|(name, _)| role(name) == "meta");
+        let metas: Vec<&str> = metas.map(|(_, address)| address.as_str()).collect();
+        if role(name) != "meta" || metas.len() > 1 {
+            command.args(["--meta", &metas.join(",")]);
         }
         self.processes.insert(name, Process::spawn(command))
     }

@@ -159,6 +159,7 @@ fn is_gone(error: &CallError) -> bool {
         error,
         CallError::Unreachable { .. }
             | CallError::NotConnected { .. }
+            | CallError::NotLeader { .. }
             | CallError::StaleTerm { .. }
             | CallError::StaleIncarnation { .. }
     )

@@ -40,8 +40,9 @@ pub trait Observer: Send + Sync + 'static {
     fn folded(&self, record: &Arc<LogRecord>, verdicts: &[Verdict]);
 }
 
-/// The entries of a leader's first record, given the state that it follows and its term.
-pub type FirstEntries<'a> = &'a (dyn Fn(&MetaState, u64) -> Vec<Entry> + Send + Sync);
+/// The entries of a leader's first record, given the state that it follows and its term. `None`: it shall not lead after
+/// that state.
+pub type FirstEntries<'a> = &'a (dyn Fn(&MetaState, u64) -> Option<Vec<Entry>> + Send + Sync);
 
 pub struct WriterOptions {
     pub env: EnvHandle,
@@ -68,7 +69,8 @@ pub struct LogWriter {
 
 impl LogWriter {
     /// Takes the lead: appends a record of the next term that holds `entries`, then serves. The state is
-    /// kept up to date behind `state`. Returns the term.
+    /// kept up to date behind `state`. Returns the term. [`MetaError::Overtaken`]: nothing was written, because of the
+    /// state that the log has come to.
     pub async fn lead(
         store: LogStore,
         opened: Opened,
@@ -263,7 +265,7 @@ impl Writer {
             let entries = {
                 let state = self.state.read();
                 self.term = state.term + 1;
-                entries(&state, self.term)
+                entries(&state, self.term).ok_or(MetaError::Overtaken)?
             };
             let record = self.next_record(entries.into_iter().map(wrap).collect());
             let bytes = encode_frame(&record, crc);

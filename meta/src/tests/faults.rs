@@ -33,7 +33,7 @@ async fn lead(store: &Arc<Metered>, seed: u64) -> LogWriter {
         object_retention: Arc::new(|| Duration::from_secs(600)),
         observer: Arc::new(Nobody),
     };
-    LogWriter::lead(log_store, opened, state, &|_, _| Vec::new(), options).await.unwrap().0
+    LogWriter::lead(log_store, opened, state, &|_, _| Some(Vec::new()), options).await.unwrap().0
 }
 
 fn set(i: usize) -> Entry {

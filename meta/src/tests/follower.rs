@@ -343,7 +343,7 @@ async fn a_sleeping_follower_finds_the_head_where_covered_records_are_gone() {
         bucket.log.clone(),
         opened,
         Arc::clone(&state),
-        &|_, _| Vec::new(),
+        &|_, _| Some(Vec::new()),
         options,
     );
     let (log, _) = lead.await.unwrap();

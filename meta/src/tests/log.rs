@@ -42,7 +42,7 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
         observer: Arc::new(Nobody),
     };
     let (log, _) =
-        LogWriter::lead(log_store, opened, Arc::clone(&state), &|_, _| Vec::new(), options)
+        LogWriter::lead(log_store, opened, Arc::clone(&state), &|_, _| Some(Vec::new()), options)
             .await
             .unwrap();
     Leader { log, state }
@@ -308,8 +308,13 @@ async fn records_read_back_have_the_verdicts_that_they_had() {
         observer: Arc::clone(&kept) as _,
     };
     let opened = log_store.open().await.unwrap();
-    let lead =
-        LogWriter::lead(log_store.clone(), opened, Arc::default(), &|_, _| Vec::new(), options);
+    let lead = LogWriter::lead(
+        log_store.clone(),
+        opened,
+        Arc::default(),
+        &|_, _| Some(Vec::new()),
+        options,
+    );
     let (log, _) = lead.await.unwrap();
     for i in 0..20 {
         let created = Entry::CreateSchema(CreateSchema { name: format!("s{}", i / 2) });

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::RwLock;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
@@ -29,11 +31,23 @@ pub struct Caller {
     pub incarnation: u64,
 }
 
-/// What a process knows of terms and incarnations. Invariant: its term never falls.
+/// The leader that a process knows of.
+#[derive(Debug, Default)]
+struct Known {
+    /// Empty: it knows of none.
+    address: String,
+    /// When it was last heard of.
+    heard: Option<Instant>,
+}
+
+/// What a process knows of terms, incarnations and the leader. Invariant: its term never falls.
 #[derive(Debug, Default)]
 pub struct Admission {
     term: AtomicU64,
     incarnation: AtomicU64,
+    /// The term that this process leads; 0: it does not.
+    leading: AtomicU64,
+    leader: RwLock<Known>,
     fenced: RwLock<BTreeSet<u64>>,
     stopping: CancellationToken,
     /// How callers prove who they are. `None`: they need not.
@@ -70,6 +84,51 @@ impl Admission {
         self.incarnation.store(incarnation, Ordering::Release);
     }
 
+    /// This process leads from now on, until a higher term is met.
+    pub fn lead(&self, term: u64) {
+        self.raise_term(term);
+        self.leading.store(term, Ordering::Release);
+    }
+
+    /// This process leads no longer: what only a leader answers is refused.
+    pub fn resign(&self) {
+        self.leading.store(0, Ordering::Release);
+    }
+
+    /// Whether this process leads, as far as it knows.
+    pub fn leads(&self) -> bool {
+        let leading = self.leading.load(Ordering::Acquire);
+        leading != 0 && leading >= self.term()
+    }
+
+    /// The leader is there; empty: it is not known.
+    pub fn follow(&self, address: &str) {
+        let mut known = self.leader.write();
+        if known.address != address {
+            known.address = address.to_owned();
+        }
+    }
+
+    /// Where the leader is that is known; empty: none is.
+    pub fn leader(&self) -> String {
+        self.leader.read().address.clone()
+    }
+
+    /// The leader has answered this process, or called it.
+    pub fn hear_leader(&self) {
+        self.leader.write().heard = Some(Instant::now());
+    }
+
+    /// How long nothing was heard of a leader; `None`: nothing ever was.
+    pub fn leader_silence(&self) -> Option<Duration> {
+        self.leader.read().heard.map(|heard| heard.elapsed())
+    }
+
+    /// What a caller is told that takes this process for the leader.
+    pub(super) fn not_leader(&self) -> CallError {
+        CallError::NotLeader { leader: self.leader(), term: self.term() }
+    }
+
     /// Calls of this process are refused from now on.
     pub fn fence(&self, incarnation: u64) {
         self.fenced.write().insert(incarnation);
@@ -82,6 +141,12 @@ impl Admission {
 
     pub(super) fn stopping(&self) -> CancellationToken {
         self.stopping.clone()
+    }
+
+    /// Learns from a handshake of the term that its caller follows.
+    pub(super) fn meet<T>(&self, request: &Request<T>) -> Result<(), CallError> {
+        self.raise_term(number(request.metadata(), TERM)?);
+        Ok(())
     }
 
     /// Takes a call, or says what its caller is behind of.

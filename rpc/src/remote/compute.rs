@@ -163,12 +163,13 @@ impl RemoteCompute {
                 Ok(Empty {}) => return,
                 Err(e) if e.is_retryable() => tokio::time::sleep(PAUSE).await,
                 Err(e) => {
-                    tracing::warn!(peer = self.peer.address(), error = %e, "{what} was refused");
+                    let peer = self.peer.address();
+                    tracing::warn!(%peer, error = %e, "{what} was refused");
                     return;
                 }
             }
         }
-        tracing::warn!(peer = self.peer.address(), "{what} has not been answered");
+        tracing::warn!(peer = %self.peer.address(), "{what} has not been answered");
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`MetaControl`] over gRPC.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,18 +26,45 @@ use crate::version::VersionEdit;
 /// What a call with a timeout of its own may take beyond it.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// Where a process puts what it serves as the leader, once it leads.
+pub type LeaderSlot = OnceLock<Arc<dyn MetaControl>>;
+
+/// Served whether this process leads or not.
 pub(super) fn server(
     inner: Arc<dyn MetaControl>,
     admission: &Arc<Admission>,
 ) -> MetaServer<Served> {
-    MetaServer::new(Served { inner, admission: Arc::clone(admission) })
+    served(Served {
+        slot: Arc::new(LeaderSlot::from(inner)),
+        always: true,
+        admission: Arc::clone(admission),
+    })
+}
+
+/// Served while this process leads.
+pub(super) fn leader(slot: Arc<LeaderSlot>, admission: &Arc<Admission>) -> MetaServer<Served> {
+    served(Served { slot, always: false, admission: Arc::clone(admission) })
+}
+
+fn served(served: Served) -> MetaServer<Served> {
+    MetaServer::new(served)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
 pub(super) struct Served {
-    inner: Arc<dyn MetaControl>,
+    slot: Arc<LeaderSlot>,
+    /// Whether or not the process leads.
+    always: bool,
     admission: Arc<Admission>,
+}
+
+impl Served {
+    /// What answers, if this process leads. Asked after the call was admitted: its caller may have told of a higher term.
+    fn leader(&self) -> Result<&Arc<dyn MetaControl>, Status> {
+        let leader = self.slot.get().filter(|_| self.always || self.admission.leads());
+        leader.ok_or_else(|| self.admission.not_leader().into_status())
+    }
 }
 
 fn empty(done: Result<(), CallError>) -> Result<Response<Empty>, Status> {
@@ -55,7 +82,7 @@ impl Meta for Served {
         request: Request<RegisterProcess>,
     ) -> Result<Response<proto::Registered>, Status> {
         self.admission.admit_newcomer(&request)?;
-        let registered = self.inner.register_process(request.into_inner()).await;
+        let registered = self.leader()?.register_process(request.into_inner()).await;
         let incarnation = registered.map_err(CallError::into_status)?;
         Ok(Response::new(proto::Registered { incarnation }))
     }
@@ -65,7 +92,8 @@ impl Meta for Served {
         request: Request<Heartbeat>,
     ) -> Result<Response<proto::HeartbeatAnswer>, Status> {
         self.admission.admit(&request)?;
-        let record = self.inner.beat(request.into_inner()).await.map_err(CallError::into_status)?;
+        let record =
+            self.leader()?.beat(request.into_inner()).await.map_err(CallError::into_status)?;
         Ok(Response::new(proto::HeartbeatAnswer { record }))
     }
 
@@ -76,7 +104,7 @@ impl Meta for Served {
         request: Request<proto::FollowRequest>,
     ) -> Result<Response<Self::FollowStream>, Status> {
         self.admission.admit(&request)?;
-        let records = self.inner.follow(request.into_inner().from).await;
+        let records = self.leader()?.follow(request.into_inner().from).await;
         let records = records
             .map_err(CallError::into_status)?
             .map(|message| message.map(proto::StreamMessage::from).map_err(CallError::into_status));
@@ -86,7 +114,7 @@ impl Meta for Served {
 
     async fn request_cut(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.request_cut(RelationId(request.get_ref().job)).await)
+        empty(self.leader()?.request_cut(RelationId(request.get_ref().job)).await)
     }
 
     async fn request_compaction(
@@ -94,7 +122,7 @@ impl Meta for Served {
         request: Request<JobRequest>,
     ) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.request_compaction(RelationId(request.get_ref().job)).await)
+        empty(self.leader()?.request_compaction(RelationId(request.get_ref().job)).await)
     }
 
     async fn commit_edit(
@@ -104,7 +132,8 @@ impl Meta for Served {
         self.admission.admit(&request)?;
         let proto::CommitEditRequest { job, generation, edit } = request.into_inner();
         let edit = required(edit, "edit").map_err(CallError::into_status)?;
-        let edited = self.inner.commit_edit(RelationId(job), Generation(generation), edit).await;
+        let edited =
+            self.leader()?.commit_edit(RelationId(job), Generation(generation), edit).await;
         let applied = edited.map_err(CallError::into_status)?;
         Ok(Response::new(proto::CommitEditAnswer { applied }))
     }
@@ -117,7 +146,7 @@ impl Meta for Served {
         let proto::ReportFailureRequest { job, generation, error } = request.into_inner();
         let error = required(error, "error").map_err(CallError::into_status)?;
         let (job, generation) = (RelationId(job), Generation(generation));
-        empty(self.inner.report_failure(job, generation, error_from_proto(error)).await)
+        empty(self.leader()?.report_failure(job, generation, error_from_proto(error)).await)
     }
 
     async fn create_relation(
@@ -128,7 +157,7 @@ impl Meta for Served {
         let proto::CreateRelationRequest { relation, table_count, or_replace } =
             request.into_inner();
         let relation = required(relation, "relation").map_err(CallError::into_status)?;
-        let created = self.inner.create_relation(relation, table_count, or_replace).await;
+        let created = self.leader()?.create_relation(relation, table_count, or_replace).await;
         let (RelationId(id), record) = created.map_err(CallError::into_status)?;
         Ok(Response::new(proto::CreateRelationAnswer { id, record }))
     }
@@ -139,7 +168,7 @@ impl Meta for Served {
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
         let ids = request.into_inner().ids.into_iter().map(RelationId).collect();
-        logged(self.inner.drop_relations(ids).await)
+        logged(self.leader()?.drop_relations(ids).await)
     }
 
     async fn alter_relation(
@@ -147,12 +176,12 @@ impl Meta for Served {
         request: Request<log::AlterRelation>,
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
-        logged(self.inner.alter_relation(request.into_inner()).await)
+        logged(self.leader()?.alter_relation(request.into_inner()).await)
     }
 
     async fn rebuild(&self, request: Request<JobRequest>) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
-        logged(self.inner.rebuild(RelationId(request.get_ref().job)).await)
+        logged(self.leader()?.rebuild(RelationId(request.get_ref().job)).await)
     }
 
     async fn create_schema(
@@ -160,7 +189,7 @@ impl Meta for Served {
         request: Request<log::CreateSchema>,
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
-        logged(self.inner.create_schema(&request.get_ref().name).await)
+        logged(self.leader()?.create_schema(&request.get_ref().name).await)
     }
 
     async fn drop_schema(
@@ -169,7 +198,7 @@ impl Meta for Served {
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
         let log::DropSchema { name, cascade } = request.into_inner();
-        logged(self.inner.drop_schema(&name, cascade).await)
+        logged(self.leader()?.drop_schema(&name, cascade).await)
     }
 
     async fn set_setting(
@@ -178,24 +207,24 @@ impl Meta for Served {
     ) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
         let log::SetSetting { name, value } = request.into_inner();
-        logged(self.inner.set_setting(&name, value.as_deref()).await)
+        logged(self.leader()?.set_setting(&name, value.as_deref()).await)
     }
 
     async fn set_user(&self, request: Request<log::SetUser>) -> Result<Response<Logged>, Status> {
         self.admission.admit(&request)?;
         let user = request.into_inner();
         let change = user.change();
-        logged(self.inner.set_user(&user.name, change, user.verifier).await)
+        logged(self.leader()?.set_user(&user.name, change, user.verifier).await)
     }
 
     async fn wait_created(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.wait_created(RelationId(request.get_ref().job)).await)
+        empty(self.leader()?.wait_created(RelationId(request.get_ref().job)).await)
     }
 
     async fn wait_rebuilt(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.wait_rebuilt(RelationId(request.get_ref().job)).await)
+        empty(self.leader()?.wait_rebuilt(RelationId(request.get_ref().job)).await)
     }
 
     async fn read_epoch(
@@ -206,19 +235,19 @@ impl Meta for Served {
         let proto::ReadEpochRequest { relations, timeout_ms, fresh } = request.into_inner();
         let ids: Vec<RelationId> = relations.into_iter().map(RelationId).collect();
         let timeout = Some(Duration::from_millis(timeout_ms)).filter(|t| !t.is_zero());
-        let read = self.inner.read_epoch(&ids, timeout, fresh).await;
+        let read = self.leader()?.read_epoch(&ids, timeout, fresh).await;
         let ReadEpoch { epoch: Epoch(epoch), record } = read.map_err(CallError::into_status)?;
         Ok(Response::new(proto::ReadEpochAnswer { epoch, record }))
     }
 
     async fn flush(&self, request: Request<Empty>) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.flush().await)
+        empty(self.leader()?.flush().await)
     }
 
     async fn jobs(&self, request: Request<Empty>) -> Result<Response<proto::JobReports>, Status> {
         self.admission.admit(&request)?;
-        let jobs = self.inner.jobs().await.map_err(CallError::into_status)?;
+        let jobs = self.leader()?.jobs().await.map_err(CallError::into_status)?;
         Ok(Response::new(proto::JobReports { jobs }))
     }
 }
@@ -238,6 +267,11 @@ fn client(transport: Transport) -> MetaClient<Transport> {
 impl RemoteMeta {
     pub fn new(peer: Peer) -> RemoteMeta {
         RemoteMeta { peer }
+    }
+
+    /// The way to the leader.
+    pub fn peer(&self) -> &Peer {
+        &self.peer
     }
 }
 

@@ -26,7 +26,7 @@ pub use admission::{Admission, Caller};
 pub use compactor::RemoteCompactor;
 pub use compute::RemoteCompute;
 pub use dml::RemoteDml;
-pub use meta::RemoteMeta;
+pub use meta::{LeaderSlot, RemoteMeta};
 pub use metrics::write_call_metrics;
 pub use peer::{CallLimits, Handshake, Identity, Peer};
 pub use server::Server;

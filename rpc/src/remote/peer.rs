@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
@@ -39,7 +40,7 @@ pub struct CallLimits {
     pub answer: Duration,
     /// A connection with a call under way from which nothing comes for so long is taken for broken.
     pub silence: Duration,
-    /// For how long a call waits for a process that cannot be connected to.
+    /// For how long a call waits for a process that cannot be connected to, or for one that leads.
     pub patience: Duration,
 }
 
@@ -90,6 +91,11 @@ impl Identity {
         Identity { tls, ..self }
     }
 
+    /// The leader of this term is known; a lower one than before changes nothing.
+    pub fn raise_term(&self, term: u64) {
+        self.term.fetch_max(term, Ordering::AcqRel);
+    }
+
     /// The process follows the leader of this term, or is it.
     pub fn set_term(&self, term: u64) {
         self.term.store(term, Ordering::Release);
@@ -121,26 +127,23 @@ pub struct Handshake {
     pub build: String,
     pub incarnation: u64,
     pub term: u64,
+    /// Whether it is the leader of this term.
+    pub leads: bool,
+    /// Where the leader is that it knows of; empty: it knows of none, or is it.
+    pub leader: String,
+    /// How long it has not heard of a leader; `None`: it has never heard of one.
+    pub leader_silence: Option<Duration>,
 }
 
-/// Another process, by its address. Connects when it is first called, and again after a failure.
+/// Where calls go.
 #[derive(Clone)]
-pub struct Peer {
+struct Way {
     address: Arc<str>,
     transport: Transport,
-    identity: Arc<Identity>,
-    /// The incarnation that is meant; 0: whoever is there.
-    target: u64,
-    limits: CallLimits,
 }
 
-impl Peer {
-    /// The process at `host:port`. Must be called on a runtime.
-    pub fn new(
-        address: &str,
-        identity: Arc<Identity>,
-        limits: CallLimits,
-    ) -> Result<Peer, CallError> {
+impl Way {
+    fn new(address: &str, identity: &Identity, limits: CallLimits) -> Result<Way, CallError> {
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|e| CallError::Malformed(format!("the address \"{address}\": {e}")))?
             .connect_timeout(limits.connect)
@@ -155,16 +158,64 @@ impl Peer {
             None => endpoint.connect_lazy(),
         };
         let transport = BoxCloneSyncService::new(Observe(Side::Client).layer(channel));
-        Ok(Peer { address: address.into(), transport, identity, target: 0, limits })
+        Ok(Way { address: address.into(), transport })
+    }
+
+    fn shared(self) -> Arc<watch::Sender<Way>> {
+        Arc::new(watch::Sender::new(self))
+    }
+}
+
+/// Another process, by its address. Connects when it is first called, and again after a failure. Clones share the way to
+/// it.
+#[derive(Clone)]
+pub struct Peer {
+    way: Arc<watch::Sender<Way>>,
+    /// Told when a call finds nobody there, or nobody who leads.
+    trouble: Arc<Notify>,
+    identity: Arc<Identity>,
+    /// The incarnation that is meant; 0: whoever is there.
+    target: u64,
+    limits: CallLimits,
+}
+
+impl Peer {
+    /// The process at `host:port`. Must be called on a runtime.
+    pub fn new(
+        address: &str,
+        identity: Arc<Identity>,
+        limits: CallLimits,
+    ) -> Result<Peer, CallError> {
+        let way = Way::new(address, &identity, limits)?;
+        Ok(Peer { way: way.shared(), trouble: Arc::default(), identity, target: 0, limits })
     }
 
     /// This process, through bytes.
     pub(crate) fn loopback(routes: Routes) -> Peer {
         let routes = MapErr::new(routes, |never: Infallible| match never {});
-        let transport = BoxCloneSyncService::new(routes);
-        let address = "loopback".into();
+        let way = Way { address: "loopback".into(), transport: BoxCloneSyncService::new(routes) }
+            .shared();
         let (identity, limits) = (Arc::default(), CallLimits::default());
-        Peer { address, transport, identity, target: 0, limits }
+        Peer { way, trouble: Arc::default(), identity, target: 0, limits }
+    }
+
+    /// Calls of this peer and its clones go to this address from now on. Those under way go on where they are.
+    pub fn redirect(&self, address: &str) -> Result<(), CallError> {
+        if *self.address() != *address {
+            self.way.send_replace(Way::new(address, &self.identity, self.limits)?);
+        }
+        Ok(())
+    }
+
+    /// Completes when calls go elsewhere than to this address.
+    pub async fn redirected_from(&self, address: &str) {
+        // The sender is in `self`: there is no error.
+        let _ = self.way.subscribe().wait_for(|way| *way.address != *address).await;
+    }
+
+    /// Completes when a call has found nobody there, or nobody who leads, since it last completed.
+    pub async fn troubled(&self) {
+        self.trouble.notified().await;
     }
 
     /// The same, for calls that only the process of this incarnation may take.
@@ -173,8 +224,12 @@ impl Peer {
         self
     }
 
-    pub fn address(&self) -> &str {
-        &self.address
+    pub fn address(&self) -> Arc<str> {
+        Arc::clone(&self.way.borrow().address)
+    }
+
+    fn transport(&self) -> Transport {
+        self.way.borrow().transport.clone()
     }
 
     /// Asks for protocol version and build; an error if the versions differ.
@@ -186,8 +241,14 @@ impl Peer {
             let (ours, theirs) = (PROTOCOL_VERSION, answer.protocol);
             return Err(CallError::Protocol { ours, theirs, build: answer.build });
         }
-        let (incarnation, term) = (answer.incarnation, answer.term);
-        Ok(Handshake { build: answer.build, incarnation, term })
+        Ok(Handshake {
+            build: answer.build,
+            incarnation: answer.incarnation,
+            term: answer.term,
+            leads: answer.leads,
+            leader: answer.leader,
+            leader_silence: answer.leader_silence_ms.map(Duration::from_millis),
+        })
     }
 
     /// A call that is answered at once.
@@ -214,10 +275,13 @@ impl Peer {
     {
         match tokio::time::timeout(limit, self.call(Some(limit), message, send)).await {
             Ok(answer) => answer,
-            Err(_) => Err(CallError::Unreachable {
-                peer: self.address.to_string(),
-                cause: format!("no answer within {} ms", limit.as_millis()),
-            }),
+            Err(_) => {
+                self.trouble.notify_one();
+                Err(CallError::Unreachable {
+                    peer: self.address().to_string(),
+                    cause: format!("no answer within {} ms", limit.as_millis()),
+                })
+            }
         }
     }
 
@@ -242,12 +306,12 @@ impl Peer {
     where
         F: Future<Output = Result<Response<R>, Status>>,
     {
-        let answer = send(self.transport.clone(), self.request(message)).await;
+        let answer = send(self.transport(), self.request(message)).await;
         answer.map(Response::into_inner).map_err(|status| self.failed(&status))
     }
 
     /// Sent again under a higher term, which has refused it, if this process only follows, and while there is no
-    /// connection, for as long as the limits say.
+    /// connection, or nobody who leads, for as long as the limits say.
     async fn call<M: Clone, R, F>(
         &self,
         limit: Option<Duration>,
@@ -263,7 +327,7 @@ impl Peer {
             if let Some(limit) = limit {
                 request.set_timeout(limit);
             }
-            let answer = send(self.transport.clone(), request).await;
+            let answer = send(self.transport(), request).await;
             answer.map(Response::into_inner).map_err(|status| self.failed(&status))
         };
         if !self.identity.follows && self.limits.patience.is_zero() {
@@ -273,7 +337,9 @@ impl Peer {
         loop {
             match once(message.clone()).await {
                 Err(error) if adopted < MOST_TERMS && self.identity.adopts(&error) => adopted += 1,
-                Err(CallError::NotConnected { .. }) if begun.elapsed() < self.limits.patience => {
+                Err(CallError::NotConnected { .. } | CallError::NotLeader { .. })
+                    if begun.elapsed() < self.limits.patience =>
+                {
                     tokio::time::sleep(PAUSE).await;
                 }
                 answer => return answer,
@@ -283,7 +349,10 @@ impl Peer {
 
     /// What a status means; notes the term that it names.
     pub(super) fn failed(&self, status: &Status) -> CallError {
-        let error = CallError::from_status(&self.address, status);
+        let error = CallError::from_status(&self.address(), status);
+        if error.is_retryable() {
+            self.trouble.notify_one();
+        }
         if let CallError::StaleTerm { term } = error {
             self.identity.told.fetch_max(term, Ordering::AcqRel);
         }

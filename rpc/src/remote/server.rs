@@ -10,9 +10,10 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 use super::admission::Admission;
+use super::meta::{self, LeaderSlot};
 use super::metrics::Side;
 use super::observe::Observe;
-use super::{compactor, compute, dml, meta};
+use super::{compactor, compute, dml};
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::control::MetaControl;
 use crate::dml::DmlService;
@@ -49,6 +50,12 @@ impl Server {
 
     pub fn meta(mut self, service: Arc<dyn MetaControl>) -> Server {
         self.routes = self.routes.add_service(meta::server(service, &self.admission));
+        self
+    }
+
+    /// The same of a process that may lead: while it does not ([`Admission::lead`]), callers are told so.
+    pub fn leader(mut self, slot: Arc<LeaderSlot>) -> Server {
+        self.routes = self.routes.add_service(meta::leader(slot, &self.admission));
         self
     }
 
@@ -90,16 +97,22 @@ impl Node for NodeService {
         &self,
         request: Request<HandshakeRequest>,
     ) -> Result<Response<HandshakeAnswer>, Status> {
+        let met = self.admission.meet(&request);
         let HandshakeRequest { protocol: theirs, build } = request.into_inner();
         if theirs != PROTOCOL_VERSION {
             let refusal = CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build };
             return Err(refusal.into_status());
         }
+        met.map_err(CallError::into_status)?;
+        let silence = self.admission.leader_silence();
         Ok(Response::new(HandshakeAnswer {
             protocol: PROTOCOL_VERSION,
             build: BUILD.into(),
             incarnation: self.admission.incarnation(),
             term: self.admission.term(),
+            leads: self.admission.leads(),
+            leader: self.admission.leader(),
+            leader_silence_ms: silence.map(|silence| silence.as_millis() as u64),
         }))
     }
 }

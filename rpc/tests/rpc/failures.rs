@@ -12,7 +12,8 @@ use millrace_rpc::log::CreateSchema;
 use millrace_rpc::proto::node_client::NodeClient;
 use millrace_rpc::proto::{self, Refusal, refusal};
 use millrace_rpc::remote::{
-    Admission, CallLimits, Handshake, Identity, Peer, RemoteCompute, RemoteDml, RemoteMeta,
+    Admission, CallLimits, Handshake, Identity, LeaderSlot, Peer, RemoteCompute, RemoteDml,
+    RemoteMeta, Server,
 };
 use millrace_rpc::services::{ComputeService, Cut};
 use millrace_rpc::version::StatementId;
@@ -79,7 +80,10 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
     admission.raise_term(2);
     let (_fake, address) = serve(admission).await;
     let answer = peer(&address, Arc::default()).handshake().await.unwrap();
-    assert_eq!(answer, Handshake { build: BUILD.into(), incarnation: 30, term: 2 });
+    let (leads, leader, leader_silence) = (false, String::new(), None);
+    let expected =
+        Handshake { build: BUILD.into(), incarnation: 30, term: 2, leads, leader, leader_silence };
+    assert_eq!(answer, expected);
 
     let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;
     let request = proto::HandshakeRequest { protocol: PROTOCOL_VERSION + 1, build: "next".into() };
@@ -90,6 +94,78 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
     let reason = Refusal::decode(refused.details()).unwrap().reason.unwrap();
     let ours = proto::ProtocolMismatch { protocol: PROTOCOL_VERSION, build: BUILD.into() };
     assert_eq!(reason, refusal::Reason::Protocol(ours));
+}
+
+/// A process that may lead, and where it listens.
+async fn may_lead(admission: &Arc<Admission>) -> (Arc<LeaderSlot>, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let slot = Arc::<LeaderSlot>::default();
+    tokio::spawn(Server::new(Arc::clone(admission)).leader(Arc::clone(&slot)).serve(listener));
+    (slot, address)
+}
+
+#[tokio::test]
+async fn who_does_not_lead_says_who_does() {
+    let admission = Arc::<Admission>::default();
+    admission.raise_term(4);
+    admission.follow("m:1");
+    let (slot, address) = may_lead(&admission).await;
+    let identity = Arc::new(Identity::new(4, 20));
+    let peer = peer(&address, Arc::clone(&identity));
+    let meta = RemoteMeta::new(peer.clone());
+    let refused = |answer: Result<(), CallError>| match answer {
+        Err(CallError::NotLeader { leader, term }) => (leader, term),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(refused(meta.flush().await), ("m:1".to_owned(), 4));
+    tokio::time::timeout(LIMIT, peer.troubled()).await.unwrap();
+    let told = peer.handshake().await.unwrap();
+    assert_eq!((told.leads, told.leader.as_str(), told.term), (false, "m:1", 4));
+
+    let fake: Arc<dyn MetaControl> = Arc::new(crate::fake::Fake::default());
+    assert!(slot.set(fake).is_ok());
+    admission.lead(5);
+    identity.set_term(5);
+    meta.flush().await.unwrap();
+    assert!(peer.handshake().await.unwrap().leads);
+    // Its caller knows of a later leader.
+    identity.set_term(6);
+    assert_eq!(refused(meta.flush().await).1, 6);
+    assert!(!peer.handshake().await.unwrap().leads);
+    admission.lead(7);
+    identity.set_term(7);
+    meta.flush().await.unwrap();
+    admission.resign();
+    assert_eq!(refused(meta.flush().await).1, 7);
+}
+
+#[tokio::test]
+async fn a_handshake_tells_of_the_caller_s_term() {
+    let admission = Arc::<Admission>::default();
+    let (_slot, address) = may_lead(&admission).await;
+    peer(&address, Arc::new(Identity::new(9, 1))).handshake().await.unwrap();
+    assert_eq!(admission.term(), 9);
+}
+
+#[tokio::test]
+async fn a_call_waits_until_it_is_sent_to_who_leads() {
+    let (standing_by, leading) = (Arc::<Admission>::default(), Arc::<Admission>::default());
+    let (_slot, first) = may_lead(&standing_by).await;
+    let (slot, second) = may_lead(&leading).await;
+    let fake: Arc<dyn MetaControl> = Arc::new(crate::fake::Fake::default());
+    assert!(slot.set(fake).is_ok());
+    leading.lead(3);
+    let limits = CallLimits { patience: LIMIT, ..CallLimits::default() };
+    let peer = Peer::new(&first, Arc::new(Identity::follower()), limits).unwrap();
+    let meta = RemoteMeta::new(peer.clone());
+    let redirect = async {
+        peer.troubled().await;
+        peer.redirect(&second).unwrap();
+    };
+    let (flushed, ()) = tokio::join!(meta.flush(), redirect);
+    flushed.unwrap();
+    assert_eq!(&*peer.address(), second);
 }
 
 #[tokio::test]

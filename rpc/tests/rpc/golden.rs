@@ -48,4 +48,19 @@ fn golden_requests_of_each_service() {
 
     let hello = proto::HandshakeRequest { protocol: 1, build: "b".into() };
     assert_eq!(hex(&hello), "0801120162");
+    let answer = proto::HandshakeAnswer {
+        protocol: 1,
+        build: "b".into(),
+        incarnation: 3,
+        term: 300,
+        leads: true,
+        leader: "m".into(),
+        leader_silence_ms: Some(0),
+    };
+    let expected = ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800"];
+    assert_eq!(hex(&answer), expected.concat());
+
+    let refusal = proto::NotLeader { leader: "m".into(), term: 300 };
+    let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::NotLeader(refusal)) };
+    assert_eq!(hex(&refusal), "3a06".to_owned() + "0a016d" + "10ac02");
 }

@@ -60,7 +60,7 @@ impl RemoteDml {
 }
 
 fn cut_short(peer: &Peer) -> CallError {
-    let peer = peer.address().to_owned();
+    let peer = peer.address().to_string();
     CallError::Unreachable { peer, cause: "the answer has ended early".into() }
 }
 

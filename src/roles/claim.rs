@@ -1,0 +1,172 @@
+//! When a standby claims the lead: what it decides from what it has heard, and nothing else.
+//!
+//! Any claim is safe, because the log decides who leads and a new leader waits for the lease of the one before. What is
+//! decided here keeps a leader that works in its place: one that this process cannot reach but others can, or one that
+//! goes on writing records.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A leader that nothing was heard of for so long is lost.
+pub const LOST: Duration = Duration::from_secs(2);
+/// The same where none of the processes that have registered can be asked: this one may be what is cut off.
+const ALONE: Duration = Duration::from_secs(6);
+/// What each standby waits longer than the one before it.
+const RANK: Duration = Duration::from_secs(1);
+/// A process that has not looked for so long has stood still itself: what it has not heard proves nothing.
+const STOOD_STILL: Duration = Duration::from_secs(5);
+
+/// For how long a standby has not heard of the leader.
+#[derive(Debug)]
+pub struct Silence {
+    /// The leader answered, or a record came, or this process began to look.
+    heard: Instant,
+    looked: Instant,
+    /// The log's last record when the silence began; `None`: it has not.
+    record: Option<u64>,
+}
+
+impl Silence {
+    pub fn new(now: Instant) -> Silence {
+        Silence { heard: now, looked: now, record: None }
+    }
+
+    /// The leader has answered.
+    pub fn hear(&mut self, now: Instant) {
+        *self = Silence::new(now);
+    }
+
+    /// The leader has not answered, and `record` is the log's last one. Returns for how long nothing was heard: a record
+    /// that has come since the silence began is as good as an answer.
+    pub fn note(&mut self, record: u64, now: Instant) -> Duration {
+        let stood_still = now.saturating_duration_since(self.looked) > STOOD_STILL;
+        let has_come = self.record.is_some_and(|before| before != record);
+        if stood_still || has_come {
+            self.heard = now;
+        }
+        self.looked = now;
+        self.record = Some(record);
+        now.saturating_duration_since(self.heard)
+    }
+}
+
+/// What a standby has heard.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// Whether the leader has said in the log that it leads no longer, or there was none.
+    pub is_vacant: bool,
+    /// For how long the leader has neither answered nor written a record.
+    pub silence: Duration,
+    /// Processes that have registered and take calls.
+    pub registered: usize,
+    /// Of those that could be asked: for how long they have not heard of the leader. `None`: they never have.
+    pub answers: Vec<Option<Duration>>,
+    /// Standbys that answer and come before this one.
+    pub rank: usize,
+    /// What this process waits before it deposes another one, because it was deposed.
+    pub penalty: Duration,
+}
+
+/// Whether the standby claims the lead now.
+pub fn claims(heard: &Heard) -> bool {
+    let least = match (heard.is_vacant, heard.registered, heard.answers.len()) {
+        (true, ..) => Duration::ZERO,
+        (_, 1.., 0) => ALONE,
+        _ => LOST,
+    };
+    let penalty = if heard.is_vacant { Duration::ZERO } else { heard.penalty };
+    if heard.silence < least + RANK * heard.rank as u32 + penalty {
+        return false;
+    }
+    let has_lost = |silence: &&Option<Duration>| silence.is_none_or(|silence| silence >= LOST);
+    let lost = heard.answers.iter().filter(has_lost).count();
+    heard.is_vacant || heard.answers.is_empty() || lost * 2 > heard.answers.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn silent(seconds: u32) -> Heard {
+        Heard { silence: SECOND * seconds, ..Heard::default() }
+    }
+
+    fn answered(seconds: &[u32]) -> Heard {
+        let answers: Vec<_> = seconds.iter().map(|s| Some(SECOND * *s)).collect();
+        Heard { registered: answers.len(), answers, ..silent(3) }
+    }
+
+    #[test]
+    fn the_lead_is_claimed_when_most_have_lost_the_leader() {
+        assert!(claims(&answered(&[3, 3, 0])));
+        assert!(!claims(&answered(&[3, 0])), "half is not more than half");
+        assert!(!claims(&answered(&[0, 0, 3])));
+        assert!(!claims(&Heard { silence: SECOND, ..answered(&[9, 9]) }), "it answers this one");
+        let unheard = Heard { registered: 1, answers: vec![None], ..silent(3) };
+        assert!(claims(&unheard), "one that never heard of a leader has none");
+    }
+
+    #[test]
+    fn who_can_ask_nobody_waits_for_longer() {
+        assert!(claims(&silent(2)), "nobody has registered");
+        let cut_off = |seconds| Heard { registered: 3, ..silent(seconds) };
+        assert!(!claims(&cut_off(5)));
+        assert!(claims(&cut_off(6)));
+    }
+
+    #[test]
+    fn standbys_follow_each_other_and_the_deposed_come_later() {
+        assert!(!claims(&Heard { rank: 1, ..answered(&[3]) }.with_silence(2)));
+        assert!(claims(&Heard { rank: 1, ..answered(&[3]) }.with_silence(3)));
+        assert!(!claims(&Heard { penalty: SECOND * 4, ..answered(&[3]) }.with_silence(5)));
+        assert!(claims(&Heard { penalty: SECOND * 4, ..answered(&[3]) }.with_silence(6)));
+    }
+
+    #[test]
+    fn where_nobody_leads_nobody_is_asked() {
+        let vacant = Heard { is_vacant: true, silence: Duration::ZERO, ..answered(&[0, 0]) };
+        assert!(claims(&vacant));
+        assert!(claims(&Heard { penalty: SECOND, ..vacant.clone() }), "nobody is deposed");
+        assert!(!claims(&Heard { rank: 1, ..vacant.clone() }));
+        assert!(claims(&Heard { rank: 1, silence: SECOND, ..vacant }));
+    }
+
+    impl Heard {
+        fn with_silence(self, seconds: u32) -> Heard {
+            Heard { silence: SECOND * seconds, ..self }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_lasts_while_neither_an_answer_nor_a_record_comes() {
+        let mut silence = Silence::new(Instant::now());
+        tokio::time::advance(SECOND).await;
+        assert_eq!(silence.note(7, Instant::now()), SECOND);
+        tokio::time::advance(SECOND).await;
+        assert_eq!(silence.note(7, Instant::now()), SECOND * 2);
+        tokio::time::advance(SECOND).await;
+        assert_eq!(silence.note(8, Instant::now()), Duration::ZERO, "a record has come");
+        tokio::time::advance(SECOND).await;
+        assert_eq!(silence.note(8, Instant::now()), SECOND);
+        silence.hear(Instant::now());
+        tokio::time::advance(SECOND).await;
+        assert_eq!(
+            silence.note(9, Instant::now()),
+            SECOND,
+            "records that came before count for nothing"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_stood_still_has_heard_nothing() {
+        let mut silence = Silence::new(Instant::now());
+        assert_eq!(silence.note(7, Instant::now()), Duration::ZERO);
+        tokio::time::advance(SECOND * 9).await;
+        assert_eq!(silence.note(7, Instant::now()), Duration::ZERO);
+        tokio::time::advance(SECOND).await;
+        assert_eq!(silence.note(7, Instant::now()), SECOND);
+    }
+}

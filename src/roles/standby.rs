@@ -1,0 +1,203 @@
+//! A meta process that does not lead: it follows the log, asks the leader whether it is there, and says when the lead is
+//! to be claimed ([`crate::roles::claim`]).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::join_all;
+use millrace_common::SqlError;
+use millrace_meta::LogFollower;
+use millrace_meta::cluster::has_role;
+use millrace_meta::state::MetaState;
+use millrace_rpc::log::ProcessRole;
+use millrace_rpc::remote::{Admission, Identity};
+use tokio::time::{Instant, MissedTickBehavior};
+use tracing::{info, warn};
+
+use super::claim::{Heard, LOST, Silence, claims};
+use super::leader::Asker;
+use crate::leadership::Leadership;
+
+/// Between two questions to the leader.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often the log is read while the leader answers, so that not all of it is missing when it does not.
+const CATCH_UP: Duration = Duration::from_secs(30);
+
+/// The leader, as the log has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Leader {
+    incarnation: u64,
+    nonce: u64,
+    address: String,
+}
+
+/// The newest process that may lead and is not fenced.
+fn leader(state: &MetaState) -> Option<Leader> {
+    let mut live = state.processes.live().iter().rev();
+    let (incarnation, process) =
+        live.find(|(_, process)| has_role(&process.registration, ProcessRole::Meta))?;
+    let (nonce, address) = (process.registration.nonce, process.registration.address.clone());
+    Some(Leader { incarnation: *incarnation, nonce, address })
+}
+
+/// The processes that register with a leader and take calls: incarnation and address.
+fn voters(state: &MetaState) -> Vec<(u64, String)> {
+    let takes_calls = |role| matches!(role, ProcessRole::Compute | ProcessRole::Compactor);
+    let live = state.processes.live().iter().map(|(id, process)| (*id, &process.registration));
+    let voters =
+        live.filter(|(_, p)| p.roles().any(takes_calls) && !has_role(p, ProcessRole::Meta));
+    voters.map(|(id, p)| (id, p.address.clone())).filter(|(_, a)| !a.is_empty()).collect()
+}
+
+/// See the module.
+pub struct Standby {
+    log: Arc<LogFollower>,
+    admission: Arc<Admission>,
+    asker: Asker,
+    /// Where other meta processes may be.
+    metas: BTreeSet<String>,
+    /// Where others reach this one.
+    own: String,
+    /// What it waits in addition.
+    penalty: Duration,
+    silence: Silence,
+    /// When the log was read last.
+    caught_up: Instant,
+    /// Since when nobody leads.
+    vacant_since: Option<Instant>,
+}
+
+impl Standby {
+    pub fn new(
+        log: LogFollower,
+        identity: Arc<Identity>,
+        admission: &Arc<Admission>,
+        metas: &[String],
+        own: &str,
+        penalty: Duration,
+    ) -> Standby {
+        let now = Instant::now();
+        Standby {
+            log: Arc::new(log),
+            admission: Arc::clone(admission),
+            asker: Asker::new(identity),
+            metas: metas.iter().filter(|meta| *meta != own).cloned().collect(),
+            own: own.to_owned(),
+            penalty,
+            silence: Silence::new(now),
+            caught_up: now,
+            vacant_since: None,
+        }
+    }
+
+    /// The log's last record, if this process need not look for a leader: nobody leads, or the one that did is dead. It
+    /// had this data directory, or this address, where nobody else can listen.
+    pub fn claims_at_once(&self, own: &Leadership) -> Option<u64> {
+        let (leader, number) = self.log.read(|state| (leader(state), state.number));
+        let is_dead = leader.is_none_or(|leader| {
+            own.proves_dead(leader.nonce) || (leader.address == self.own && !self.own.is_empty())
+        });
+        is_dead.then_some(number)
+    }
+
+    /// Returns when the lead is to be claimed, if the log's last record is still the one that is returned.
+    pub async fn wait(&mut self) -> u64 {
+        let mut ticks = tokio::time::interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            match self.look().await {
+                Ok(Some(number)) => return number,
+                Ok(None) => {}
+                Err(error) => warn!(%error, "the log cannot be read, trying again"),
+            }
+        }
+    }
+
+    /// Asks once. The log's last record, if the lead is to be claimed after it.
+    async fn look(&mut self) -> Result<Option<u64>, SqlError> {
+        if self.hears_leader().await {
+            self.silence.hear(Instant::now());
+            self.vacant_since = None;
+            if self.caught_up.elapsed() >= CATCH_UP {
+                self.catch_up().await?;
+            }
+            return Ok(None);
+        }
+        let asked = self.log.read(leader);
+        self.catch_up().await?;
+        let (leader, number) = self.log.read(|state| (leader(state), state.number));
+        let now = Instant::now();
+        if leader.is_some() && leader != asked {
+            // Another one leads by now, and was not asked yet.
+            self.silence.hear(now);
+            return Ok(None);
+        }
+        let noted = self.silence.note(number, now);
+        let mut heard = Heard {
+            is_vacant: leader.is_none(),
+            silence: noted,
+            penalty: self.penalty,
+            ..Heard::default()
+        };
+        if leader.is_none() {
+            heard.silence = now - *self.vacant_since.get_or_insert(now);
+        } else {
+            self.vacant_since = None;
+            if heard.silence < LOST {
+                return Ok(None);
+            }
+        }
+        let voters = self.log.read(voters);
+        heard.registered = voters.len();
+        (heard.answers, heard.rank) = tokio::join!(self.ask_voters(&voters), self.rank());
+        if !claims(&heard) {
+            return Ok(None);
+        }
+        info!(?leader, ?heard, "nobody leads: this process claims the lead");
+        Ok(Some(number))
+    }
+
+    async fn catch_up(&mut self) -> Result<(), SqlError> {
+        self.log.catch_up().await?;
+        self.caught_up = Instant::now();
+        self.admission.raise_term(self.log.read(|state| state.term));
+        Ok(())
+    }
+
+    /// Whether the leader that the log has answers, as the one that it is there.
+    async fn hears_leader(&self) -> bool {
+        let Some(leader) = self.log.read(leader) else {
+            self.admission.follow("");
+            return false;
+        };
+        let is_there = match self.asker.ask(&leader.address).await {
+            Ok(said) => {
+                self.admission.raise_term(said.term);
+                said.incarnation == leader.incarnation
+            }
+            Err(_) => false,
+        };
+        if is_there {
+            self.admission.follow(&leader.address);
+            self.admission.hear_leader();
+        }
+        is_there
+    }
+
+    /// Asks the processes that have registered how long they have not heard of a leader.
+    async fn ask_voters(&self, voters: &[(u64, String)]) -> Vec<Option<Duration>> {
+        let answers = voters.iter().map(|(incarnation, address)| async move {
+            let said = self.asker.ask(address).await.ok()?;
+            (said.incarnation == *incarnation).then_some(said.leader_silence)
+        });
+        join_all(answers).await.into_iter().flatten().collect()
+    }
+
+    /// How many of the others that stand by come before this one.
+    async fn rank(&self) -> usize {
+        let there = self.asker.ask_all(&self.metas).await.unwrap_or_default();
+        there.iter().filter(|(address, said)| !said.leads && **address < self.own).count()
+    }
+}
