@@ -108,10 +108,20 @@ impl OwnSecret {
         OwnSecret(text)
     }
 
+    /// Whether there is one.
+    pub(crate) fn is_known(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// What only those can tell of a message that know the secret.
+    pub(crate) fn proof_of(&self, message: &[u8]) -> Vec<u8> {
+        // One round of PBKDF2 is one of HMAC.
+        gen_salted_password(&self.0, message, 1)
+    }
+
     /// The salt of a user that has no password, which is the same in every attempt, as with others.
     fn salt_of(&self, user: &str) -> Vec<u8> {
-        // One round of PBKDF2 is one of HMAC.
-        let mut salt = gen_salted_password(&self.0, user.as_bytes(), 1);
+        let mut salt = self.proof_of(user.as_bytes());
         salt.truncate(SALT);
         salt
     }

@@ -22,6 +22,7 @@ pub mod encoding;
 pub mod error;
 mod fetch_direction;
 pub mod local_cluster;
+mod other_frontends;
 pub mod query;
 pub mod remote_cluster;
 pub mod secrets;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millrace_common::{SqlError, SqlState};
@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::connection;
 use crate::connection_limit::ConnectionLimit;
 use crate::error::FrontendError;
+use crate::other_frontends::process_id;
 use crate::query::QueryEngine;
 use crate::secrets;
 
@@ -35,11 +36,11 @@ pub struct FrontendConfig {
     pub start_query_thread: fn(),
     /// Memory that batch queries may use together.
     pub query_memory: usize,
-    /// Names this frontend's statements; unique among incarnations.
+    /// Names this frontend's statements and sessions; unique among incarnations.
     pub incarnation: u64,
     /// Encrypts connections of clients that ask for it.
     pub tls: Option<crate::auth::Tls>,
-    /// Makes up what clients see of users that have no password.
+    /// Makes up what clients see of users that have no password, and proves to other frontends that this is one.
     pub own_secret: crate::auth::OwnSecret,
     /// Asks for a password on loopback too. Clients of other machines always need one.
     pub require_password: bool,
@@ -132,7 +133,7 @@ pub struct Shared {
     /// When the server began, in microseconds since 1970.
     pub started: i64,
     connections: Mutex<HashMap<i32, Registered>>,
-    next_pid: AtomicI32,
+    next_number: AtomicU32,
     next_statement: AtomicU64,
 }
 
@@ -162,7 +163,17 @@ impl Shared {
             let message = format!("remaining connection slots are reserved for {users}");
             return Err(SqlError::new(SqlState::TOO_MANY_CONNECTIONS, message));
         }
-        let pid = self.next_pid.fetch_add(1, Ordering::Relaxed);
+        let next = || {
+            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+            process_id(number, self.config.incarnation)
+        };
+        // There are more numbers than sessions at a time. Of 0 nothing can be asked.
+        let pid = loop {
+            let pid = next();
+            if pid != 0 && !connections.contains_key(&pid) {
+                break pid;
+            }
+        };
         let secret = rand::random();
         let now = now();
         let activity = Activity { pid, started: now, changed: now, resting: IDLE, ..activity };
@@ -176,6 +187,11 @@ impl Shared {
     pub(crate) fn unregister(&self, pid: i32) {
         self.connections.lock().remove(&pid);
         self.locks.release_all(pid);
+    }
+
+    /// Whether a process id is that of a session of this frontend.
+    pub(crate) fn has_session(&self, pid: i32) -> bool {
+        self.connections.lock().contains_key(&pid)
     }
 
     /// The token that ends a connection: when the server does, or by pg_terminate_backend.
@@ -236,7 +252,7 @@ impl Shared {
         }
     }
 
-    /// Serves a cancel request; a wrong secret is ignored without a word, as the protocol wants.
+    /// Serves a cancel request of an own session; a wrong secret is ignored without a word, as the protocol wants.
     pub(crate) fn cancel(&self, pid: i32, secret: i32) {
         let connections = self.connections.lock();
         if let Some(c) = connections.get(&pid).filter(|c| c.secret == secret && c.activity.active) {
@@ -244,22 +260,20 @@ impl Shared {
         }
     }
 
-    /// pg_cancel_backend: whether there is such a session. One that does nothing has nothing to cancel.
-    pub(crate) fn cancel_pid(&self, pid: i64) -> bool {
+    /// pg_cancel_backend of an own session: whether there is such a session. One that does nothing has nothing to cancel.
+    pub(crate) fn cancel_pid(&self, pid: i32) -> bool {
         let connections = self.connections.lock();
-        let found = i32::try_from(pid).ok().and_then(|pid| connections.get(&pid));
+        let found = connections.get(&pid);
         if let Some(c) = found.filter(|c| c.activity.active) {
             c.cancel.cancel();
         }
         found.is_some()
     }
 
-    /// pg_terminate_backend: whether there is such a session. Its statement ends, and then its connection.
-    pub(crate) fn terminate_pid(&self, pid: i64) -> bool {
+    /// pg_terminate_backend of an own session: whether there is such a session. Its statement ends, and then its connection.
+    pub(crate) fn terminate_pid(&self, pid: i32) -> bool {
         let connections = self.connections.lock();
-        let Some(c) = i32::try_from(pid).ok().and_then(|pid| connections.get(&pid)) else {
-            return false;
-        };
+        let Some(c) = connections.get(&pid) else { return false };
         if let Some(stop) = &c.stop {
             stop.cancel();
         }
@@ -295,7 +309,7 @@ impl Frontend {
                 locks: AdvisoryLocks::default(),
                 started: now(),
                 connections: Mutex::new(HashMap::new()),
-                next_pid: AtomicI32::new(1000),
+                next_number: AtomicU32::new(1),
                 next_statement: AtomicU64::new(1),
             }),
         })

@@ -100,7 +100,7 @@ impl FrontendProcess {
             incarnation: link.incarnation,
             tls,
             trust_everybody: config.auth == Auth::Trust,
-            own_secret: secret.filter(|_| !trusting).map(OwnSecret::new).unwrap_or_default(),
+            own_secret: secret.map(OwnSecret::new).unwrap_or_default(),
             start_query_thread: if apart { lower_priority } else { || {} },
             ..frontend_config(process, shares)
         };

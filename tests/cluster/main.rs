@@ -7,6 +7,7 @@
 mod metas;
 mod nemesis;
 mod process;
+mod sessions;
 mod suites;
 mod tls;
 mod transfers;

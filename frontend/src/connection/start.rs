@@ -270,9 +270,7 @@ async fn negotiate<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
                 socket.write_all_buf(&mut out.buf).await?;
             }
             Ok(Some(FrontendMessage::CancelRequest(CancelRequest { pid, secret_key, .. }))) => {
-                if let Some(secret) = secret_key.as_i32() {
-                    shared.cancel(pid, secret);
-                }
+                shared.serve_cancel(pid, &secret_key).await;
                 return Ok(Negotiated::Over);
             }
             Ok(Some(FrontendMessage::Startup(startup))) => return Ok(Negotiated::Clear(startup)),

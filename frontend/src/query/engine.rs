@@ -80,6 +80,11 @@ impl Drop for QueryEngine {
 }
 
 impl QueryEngine {
+    /// What queries run on.
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.handle
+    }
+
     /// An engine whose queries run on this many cores. `start_thread` is called on each of its threads.
     pub fn new(
         cores: usize,

@@ -1,6 +1,7 @@
 //! Messages from the client: one frame at a time to the library's decoder.
 
 use bytes::{Buf, BytesMut};
+use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::{PasswordMessageFamily, Startup};
 use pgwire::messages::{DecodeContext, Message, ProtocolVersion, SslNegotiationMetaMessage};
 
@@ -31,7 +32,10 @@ pub fn decode_startup(buf: &mut BytesMut) -> Result<Option<FrontendMessage>, Pro
     }
     context.awaiting_frontend_ssl = false;
     let major = u16::from_be_bytes([frame[4], frame[5]]);
-    if !pgwire::messages::cancel::CancelRequest::is_cancel_request_packet(&frame) {
+    if CancelRequest::is_cancel_request_packet(&frame) {
+        // Its key may be longer than that of a client.
+        context.protocol_version = ProtocolVersion::PROTOCOL3_2;
+    } else {
         if major != Startup::PG_PROTOCOL_LATEST {
             return Err(ProtocolError::Version(major, u16::from_be_bytes([frame[6], frame[7]])));
         }
@@ -186,7 +190,12 @@ mod tests {
         ));
         assert!(matches!(
             packet(b"\x04\xd2\x16\x2e\0\0\0\x07\0\0\0\x08"),
-            Ok(Some(FrontendMessage::CancelRequest(c))) if c.pid == 7
+            Ok(Some(FrontendMessage::CancelRequest(c)))
+                if c.pid == 7 && c.secret_key.as_i32() == Some(8)
+        ));
+        assert!(matches!(
+            packet(b"\x04\xd2\x16\x2e\0\0\0\x07\0\0\0\x08\x09"),
+            Ok(Some(FrontendMessage::CancelRequest(c))) if c.secret_key.to_bytes().len() == 5
         ));
         let started = packet(b"\0\x03\0\x02user\0root\0database\0\0\0");
         let Ok(Some(FrontendMessage::Startup(s))) = started else { panic!("{started:?}") };

@@ -42,9 +42,9 @@ pub(super) const FUNCTIONS: &[Entry] = &[
         .into())
     }),
     ("pg_backend_pid", 'd', |t, _| Ok(t.pid.into())),
-    ("pg_cancel_backend", 'b', |t, a| Ok(int(a, 0)?.map(|pid| t.shared.cancel_pid(pid)).into())),
+    ("pg_cancel_backend", 'b', |t, a| Ok(int(a, 0)?.map(|pid| t.shared.signal(pid, false)).into())),
     ("pg_terminate_backend", 'b', |t, a| {
-        Ok(int(a, 0)?.map(|pid| t.shared.terminate_pid(pid)).into())
+        Ok(int(a, 0)?.map(|pid| t.shared.signal(pid, true)).into())
     }),
     ("pg_postmaster_start_time", 'z', |t, _| Ok(t.shared.started.into())),
     ("pg_conf_load_time", 'z', |t, _| Ok(t.shared.started.into())),
