@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::reports::{job_report, job_row};
 pub use self::statements::{Load, Locks, ReadSet};
+use crate::advisory::LockLeader;
 
 /// An immutable copy of the catalog.
 #[derive(Debug, Default)]
@@ -338,6 +339,11 @@ pub trait Cluster: Send + Sync + 'static {
     /// that ask for them, which fail if it does.
     async fn refresh_reports(&self) -> Result<(), SqlError> {
         Ok(())
+    }
+
+    /// The leader that has the advisory locks of all frontends; `None`: there is no other frontend.
+    fn lock_leader(&self) -> Option<LockLeader> {
+        None
     }
 
     /// Durable when it returns; the job starts by itself.

@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub use self::statements::{HeldLocks, RemoteLoad, TableProcess, TableRoutes};
+use crate::advisory::LockLeader;
 use crate::cluster::source_scan::scan_source;
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
@@ -122,6 +123,11 @@ impl Cluster for RemoteCluster {
         let reports = self.ask(|meta| async move { meta.jobs().await }).await?;
         *self.reports.lock() = Arc::new(reports.into_iter().map(job_row).collect());
         Ok(())
+    }
+
+    fn lock_leader(&self) -> Option<LockLeader> {
+        let (meta, log) = (Arc::clone(&self.meta), Arc::clone(&self.log));
+        Some(LockLeader { meta, term: Box::new(move || log.read(|state| state.term)) })
     }
 
     async fn create_relation(

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::advisory::AdvisoryLocks;
+use crate::advisory::SessionLocks;
 use crate::cluster::Cluster;
 use crate::connection;
 use crate::connection_limit::ConnectionLimit;
@@ -129,7 +129,7 @@ pub struct Shared {
     pub engine: QueryEngine,
     pub config: FrontendConfig,
     /// Locks that sessions agree on.
-    pub locks: AdvisoryLocks,
+    pub locks: SessionLocks,
     /// When the server began, in microseconds since 1970.
     pub started: i64,
     connections: Mutex<HashMap<i32, Registered>>,
@@ -301,12 +301,13 @@ impl Frontend {
     ) -> Result<Frontend, FrontendError> {
         let engine =
             QueryEngine::new(config.query_cores, config.query_memory, config.start_query_thread)?;
+        let locks = SessionLocks::new(config.incarnation, cluster.lock_leader());
         Ok(Frontend {
             shared: Arc::new(Shared {
                 cluster,
                 engine,
                 config,
-                locks: AdvisoryLocks::default(),
+                locks,
                 started: now(),
                 connections: Mutex::new(HashMap::new()),
                 next_number: AtomicU32::new(1),

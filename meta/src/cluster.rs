@@ -227,6 +227,7 @@ impl Cluster {
             self.senders.lock().remove(incarnation);
             self.shared.streams.close(*incarnation);
             self.compactors.remove(*incarnation);
+            self.shared.advisory.release_process(*incarnation);
             self.connect.fenced(*incarnation);
         }
         if !fenced.is_empty() {

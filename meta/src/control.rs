@@ -9,7 +9,8 @@ use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream, TableRetention,
+    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
+    SessionId as ProtoSessionId, TableRetention, TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::log::{AlterRelation, RegisterProcess, UserChange};
 use millrace_rpc::services::MetaService;
@@ -19,6 +20,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver};
 use tokio_util::sync::CancellationToken;
 
+use crate::advisory::{self, Listed, Request, Scope, SessionId};
 use crate::cluster::Cluster;
 use crate::meta::{CreateOptions, Meta};
 use crate::status::{JobState, JobStatus};
@@ -30,6 +32,15 @@ impl Meta {
     fn cluster(&self) -> Result<&Arc<Cluster>, CallError> {
         let alone = || SqlError::unsupported("other processes beside a standalone server");
         self.cluster.get().ok_or_else(|| alone().into())
+    }
+
+    /// A session of a frontend that is not fenced.
+    fn live_session(&self, session: Option<ProtoSessionId>) -> Result<SessionId, CallError> {
+        let ProtoSessionId { process, pid } = session.unwrap_or_default();
+        match self.shared.state.read().processes.is_live(process) {
+            true => Ok(SessionId { process, pid }),
+            false => Err(CallError::Fenced { incarnation: process }),
+        }
     }
 
     fn report(&self, status: JobStatus) -> JobReport {
@@ -79,6 +90,10 @@ impl Meta {
             _ => None,
         }
     }
+}
+
+fn proto_session(session: SessionId) -> ProtoSessionId {
+    ProtoSessionId { process: session.process, pid: session.pid }
 }
 
 fn retention((table, kept_since): (u32, i64)) -> TableRetention {
@@ -226,5 +241,46 @@ impl MetaControl for Meta {
 
     async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
         Ok(self.job_statuses().into_iter().map(|s| self.report(s)).collect())
+    }
+
+    async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {
+        self.cluster()?;
+        let term = self.term();
+        let (holder, waits) = (self.live_session(request.session)?, request.waits);
+        let (key, mode) = advisory::from_proto(&request.lock.unwrap_or_default())?;
+        let (scope, number) = (Scope::Session, request.number);
+        let request = Request { holder, key, mode, scope, number };
+        let locks = &self.shared.advisory;
+        locks.enter(holder);
+        let taken = match waits {
+            true => locks.acquire(&request).await.map(|()| true),
+            false => locks.try_acquire(&request),
+        };
+        // Of a process that was fenced meanwhile nobody takes it back.
+        let session = proto_session(holder);
+        if let Err(fenced) = self.live_session(Some(session)) {
+            locks.release_all(holder);
+            return Err(fenced);
+        }
+        Ok(TakeLockAnswer { taken: taken?, term })
+    }
+
+    async fn give_back_locks(&self, request: GiveBackLocksRequest) -> Result<(), CallError> {
+        let holder = self.live_session(request.session)?;
+        let held = request.locks.iter().map(advisory::from_proto).collect::<Result<Vec<_>, _>>()?;
+        match request.ended {
+            true => self.shared.advisory.release_all(holder),
+            false => self.shared.advisory.release_before(holder, request.number, &held),
+        }
+        Ok(())
+    }
+
+    async fn locks(&self) -> Result<Vec<ListedLock>, CallError> {
+        let listed = |l: Listed| ListedLock {
+            session: Some(proto_session(l.holder)),
+            lock: Some(advisory::to_proto(l.key, l.mode)),
+            granted: l.granted,
+        };
+        Ok(self.shared.advisory.list().into_iter().map(listed).collect())
     }
 }

@@ -15,6 +15,7 @@
 // Tests may take what clippy.toml keeps from the engine.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
+pub mod advisory;
 pub mod backlog;
 pub mod backup;
 pub mod catalog;

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, broadcast};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::advisory::AdvisoryLocks;
 use crate::backlog::StepLimit;
 use crate::catalog::Catalog;
 use crate::compaction_queue::CompactionQueue;
@@ -98,6 +99,8 @@ pub struct Shared {
     pub is_alone: OnceLock<bool>,
     /// The other processes of a cluster.
     pub members: Members,
+    /// Advisory locks of the sessions of all frontends of a cluster.
+    pub advisory: AdvisoryLocks,
     /// Those who follow the log.
     pub followers: broadcast::Sender<AppliedRecord>,
     /// Sizes of objects that earlier incarnations wrote.
@@ -140,6 +143,7 @@ impl Shared {
             incarnation: OnceLock::new(),
             is_alone: OnceLock::new(),
             members: Members::default(),
+            advisory: AdvisoryLocks::default(),
             followers: broadcast::Sender::new(FOLLOWED_RECORDS),
             listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),

@@ -9,7 +9,10 @@ use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 use crate::call_error::CallError;
 use crate::catalog::Relation;
 use crate::log::{AlterRelation, RegisterProcess, UserChange};
-pub use crate::proto::{Heartbeat, JobReport, OperatorReport, TableReport, TableRetention};
+pub use crate::proto::{
+    AdvisoryLock, GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, OperatorReport,
+    SessionId, TableReport, TableRetention, TakeLockAnswer, TakeLockRequest,
+};
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
 
@@ -89,4 +92,11 @@ pub trait MetaControl: Send + Sync {
     /// Returns when all that was acknowledged before is in every running job.
     async fn flush(&self) -> Result<(), CallError>;
     async fn jobs(&self) -> Result<Vec<JobReport>, CallError>;
+
+    /// Returns when a session has an advisory lock, or cannot have it now. Dropping the future gives up.
+    async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError>;
+    /// A session does not hold these locks any more.
+    async fn give_back_locks(&self, request: GiveBackLocksRequest) -> Result<(), CallError>;
+    /// All advisory locks that are held and waited for.
+    async fn locks(&self) -> Result<Vec<ListedLock>, CallError>;
 }

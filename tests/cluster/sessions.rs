@@ -108,3 +108,142 @@ async fn forge_cancel(address: &str, pid: i32) {
         assert_eq!(socket.read(&mut [0; 8]).await.unwrap(), 0, "it is closed without a word");
     }
 }
+
+/// Tells what a statement gives, or the code of its error.
+async fn outcome(client: &Client, sql: &str) -> Result<(), String> {
+    client.batch_execute(sql).await.map_err(|e| code(&e).to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn advisory_locks_are_of_all_frontends() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(dir.path()).await;
+    let one_session = cluster.connect("frontend1").await;
+    let other = cluster.connect("frontend2").await;
+    let (pid, other_pid): (i32, i32) = (
+        one(&one_session, "SELECT pg_backend_pid()").await,
+        one(&other, "SELECT pg_backend_pid()").await,
+    );
+    let takes = async |client: &Client, key: i32| {
+        one::<bool>(client, &format!("SELECT pg_try_advisory_lock({key}) AS taken")).await
+    };
+
+    // Whoever has a lock has it for all; it is given back as often as it was taken.
+    assert!(takes(&one_session, 7).await && takes(&one_session, 7).await);
+    assert!(!takes(&other, 7).await);
+    assert!(one::<bool>(&one_session, "SELECT pg_advisory_unlock(7)").await);
+    assert!(!takes(&other, 7).await);
+    let held = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted";
+    assert_eq!(one::<i32>(&other, held).await, pid, "a lock of another frontend is listed");
+
+    // Who waits has the lock when it is given back.
+    let waits = format!("SELECT count(*) FROM pg_locks WHERE pid = {other_pid} AND NOT granted");
+    let observer = cluster.connect("frontend2").await;
+    let (waited, ()) = tokio::join!(outcome(&other, "SELECT pg_advisory_lock(7)"), async {
+        await_true(&observer, &waits).await;
+        let blocking = format!("SELECT (pg_blocking_pids({other_pid}))[1]::int");
+        assert_eq!(one::<i32>(&observer, &blocking).await, pid);
+        outcome(&one_session, "SELECT pg_advisory_unlock(7)").await.unwrap();
+    });
+    waited.unwrap();
+    assert!(!takes(&one_session, 7).await);
+
+    // A wait ends with its statement: by a limit, or when it is cancelled.
+    let limited = "SET lock_timeout = '200ms'; SELECT pg_advisory_lock(7)";
+    assert_eq!(outcome(&one_session, limited).await, Err("55P03".to_owned()));
+    outcome(&one_session, "RESET lock_timeout").await.unwrap();
+    let waits = format!("SELECT count(*) FROM pg_locks WHERE pid = {pid} AND NOT granted");
+    let (cancelled, ()) =
+        tokio::join!(outcome(&one_session, "SELECT pg_advisory_lock(7)"), async {
+            await_true(&observer, &waits).await;
+            let cancel = format!("SELECT pg_cancel_backend({pid})");
+            assert!(one::<bool>(&observer, &cancel).await);
+        });
+    assert_eq!(cancelled, Err("57014".to_owned()));
+    let nobody = "SELECT (count(*) = 0)::int::bigint FROM pg_locks WHERE NOT granted";
+    await_true(&observer, nobody).await;
+
+    // A circle of waits over two frontends is found.
+    assert!(takes(&one_session, 8).await);
+    let (first, second) =
+        tokio::join!(outcome(&one_session, "SELECT pg_advisory_lock(7)"), async {
+            await_true(&observer, &waits).await;
+            let second = outcome(&other, "SELECT pg_advisory_lock(8)").await;
+            assert!(one::<bool>(&other, "SELECT pg_advisory_unlock(7)").await);
+            second
+        });
+    assert_eq!((first, second), (Ok(()), Err("40P01".to_owned())));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn advisory_locks_end_with_whoever_holds_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let one_session = cluster.connect("frontend1").await;
+    let other = cluster.connect("frontend2").await;
+    let takes = async |client: &Client, key: i32| {
+        one::<bool>(client, &format!("SELECT pg_try_advisory_lock({key})")).await
+    };
+    // Those of a transaction end with it, or with what is rolled back of it.
+    assert!(takes(&one_session, 7).await);
+    one_session
+        .batch_execute(
+            "BEGIN; SELECT pg_advisory_xact_lock(9); SAVEPOINT s; \
+             SELECT pg_try_advisory_xact_lock(10); ROLLBACK TO SAVEPOINT s",
+        )
+        .await
+        .unwrap();
+    outcome(&other, "SELECT pg_advisory_lock(10)").await.unwrap();
+    assert!(!takes(&other, 9).await);
+    outcome(&one_session, "COMMIT").await.unwrap();
+    outcome(&other, "SELECT pg_advisory_lock(9)").await.unwrap();
+
+    // Within a query nobody can wait for the leader, and nobody is told that the lock is his.
+    let within = "SELECT pg_try_advisory_lock(n) FROM generate_series(1, 2) AS g(n)";
+    assert_eq!(outcome(&other, within).await, Err("0A000".to_owned()));
+
+    // They end with their session, and with their frontend.
+    drop(one_session);
+    outcome(&other, "SELECT pg_advisory_lock(7)").await.unwrap();
+    let lost = cluster.connect("frontend1").await;
+    assert!(takes(&lost, 11).await && !takes(&other, 11).await);
+    cluster.process("frontend1").kill();
+    outcome(&other, "SELECT pg_advisory_lock(11)").await.unwrap();
+}
+
+/// Runs statements until one fails, and returns the code of the error.
+async fn await_error(client: &Client, sql: &str) -> String {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Err(code) = outcome(client, sql).await {
+            return code;
+        }
+        assert!(Instant::now() < deadline, "{sql} goes on");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_lost_advisory_locks_with_their_leader_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let (holder, writer) = (cluster.connect("frontend1").await, cluster.connect("frontend1").await);
+    outcome(&holder, "CREATE TABLE t (id bigint PRIMARY KEY)").await.unwrap();
+    outcome(&holder, "SELECT pg_advisory_lock(1)").await.unwrap();
+    let block = "BEGIN; SELECT pg_advisory_xact_lock(2); INSERT INTO t VALUES (1)";
+    outcome(&writer, block).await.unwrap();
+
+    cluster.process("meta").kill();
+    cluster.begin("meta");
+    assert_eq!(await_error(&holder, "SELECT 1").await, "55000");
+    outcome(&holder, "SELECT 1").await.expect("it is told once");
+    assert_eq!(outcome(&writer, "COMMIT").await, Err("55000".to_owned()));
+    let rows: i64 = one(&holder, "SELECT count(*) FROM t").await;
+    assert_eq!(rows, 0, "a transaction without its lock commits nothing");
+
+    // The new leader has locks to give.
+    outcome(&holder, "SELECT pg_advisory_lock(1)").await.unwrap();
+    let other = cluster.connect("frontend2").await;
+    assert!(!one::<bool>(&other, "SELECT pg_try_advisory_lock(1)").await);
+    assert!(one::<bool>(&other, "SELECT pg_try_advisory_lock(2)").await);
+}

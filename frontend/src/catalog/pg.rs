@@ -228,7 +228,7 @@ fn locks(t: &SystemTables, rows: &mut Rows) {
         let (class, object, kind) = l.key.parts();
         row!(rows; locktype: "advisory", database: 5i64, relation: Cell::Null, page: Cell::Null,
             tuple: Cell::Null, transactionid: Cell::Null, classid: class, objid: object,
-            objsubid: kind, pid: l.pid, mode: l.mode.name(), granted: l.granted);
+            objsubid: kind, pid: l.holder.pid, mode: l.mode.name(), granted: l.granted);
     }
 }
 
@@ -284,7 +284,7 @@ fn activity(t: &SystemTables, rows: &mut Rows) {
     let roles = t.roles();
     let locks = t.shared.locks.list();
     for a in t.shared.activity() {
-        let waits = locks.iter().any(|l| l.pid == a.pid && !l.granted);
+        let waits = locks.iter().any(|l| l.holder.pid == a.pid && !l.granted);
         let role = roles.iter().find(|r| r.1 == a.user).map_or(OWNER, |r| r.0);
         let (host, port) = a.address.rsplit_once(':').unwrap_or((a.address.as_str(), ""));
         row!(rows; datid: 5i64, datname: a.database.as_str(), pid: a.pid, leader_pid: Cell::Null, usesysid: role,

@@ -7,12 +7,13 @@
 use std::ops::ControlFlow;
 
 use millrace_common::SqlError;
+use millrace_meta::advisory::{Mode, Scope};
 pub(super) use millrace_planner::bind::desugar::plain_call as call;
 use millrace_planner::bind::names::{column_name, hidden_name, makes_rows};
 use sqlparser::ast::*;
 
 use super::{expanded, subquery, tableoid};
-use crate::advisory::{Mode, Scope, waits};
+use crate::advisory::takes;
 use crate::encoding;
 use crate::query::catalog_view::fold;
 use crate::session::Session;
@@ -59,13 +60,14 @@ pub fn sets(query: &Query) -> Option<Vec<(String, String, bool)>> {
     bare_calls(query)?.into_iter().map(one).collect()
 }
 
-/// A call of a function that waits for its lock, and what it is called in the result.
+/// A call of a function that takes a lock, and what it is called in the result.
 pub struct LockCall<'a> {
     pub function: String,
     pub column: String,
     pub args: Vec<&'a Expr>,
     pub mode: Mode,
     pub scope: Scope,
+    pub waits: bool,
 }
 
 /// `SELECT pg_advisory_lock(key), …` by itself: a session waits without a thread.
@@ -73,7 +75,7 @@ pub fn lock_calls(query: &Query) -> Option<Vec<LockCall<'_>>> {
     let SetExpr::Select(select) = query.body.as_ref() else { return None };
     let mut found = Vec::new();
     for (item, (name, args)) in select.projection.iter().zip(bare_calls(query)?) {
-        let (mode, scope) = waits(&name)?;
+        let (mode, scope, waits) = takes(&name)?;
         if !matches!(args.len(), 1 | 2) {
             return None;
         }
@@ -81,7 +83,7 @@ pub fn lock_calls(query: &Query) -> Option<Vec<LockCall<'_>>> {
             SelectItem::ExprWithAlias { alias, .. } => fold(alias),
             _ => name.clone(),
         };
-        found.push(LockCall { function: name, column, args, mode, scope });
+        found.push(LockCall { function: name, column, args, mode, scope, waits });
     }
     (!found.is_empty()).then_some(found)
 }

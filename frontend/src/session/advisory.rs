@@ -1,37 +1,57 @@
-//! `SELECT pg_advisory_lock(…)`: waits for the lock, which a function within a query must not do.
+//! `SELECT pg_advisory_lock(…)` and `SELECT pg_try_advisory_lock(…)`: they wait for the lock, or for the process that has
+//! it, which a function within a query must not do.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{Array, ArrayRef, AsArray};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, StringArray};
 use arrow::compute::{CastOptions, cast_with_options};
-use arrow::datatypes::{DataType, Int64Type};
-use millrace_common::{SqlError, SqlState};
+use arrow::datatypes::{DataType, Field as ArrowField, Int64Type, Schema};
+use millrace_common::{SqlError, SqlState, SqlType};
+use millrace_meta::advisory::Key;
 
-use super::{RowSet, Session};
-use crate::advisory::{Key, Request};
+use super::{RowSet, Session, fields_of};
+use crate::advisory::LockRequest;
 use crate::catalog::functions::{check_numbers, number};
 use crate::catalog::rewrite::LockCall;
 use crate::dml;
 
 impl Session {
-    /// Takes the locks in their order, waiting at most `lock_timeout` for each.
-    pub(super) async fn wait_for_locks(&self, calls: &[LockCall<'_>]) -> Result<RowSet, SqlError> {
+    /// Takes the locks in their order, waiting at most `lock_timeout` for each that is waited for.
+    pub(super) async fn take_locks(&self, calls: &[LockCall<'_>]) -> Result<RowSet, SqlError> {
         let limit = self.settings.millis("lock_timeout").map(Duration::from_millis);
         // Outside a block the transaction is this statement, however it ends.
         let _locks = (!self.in_transaction()).then(|| self.transaction_locks());
-        let mut row = Vec::with_capacity(calls.len());
+        let (mut names, mut types, mut columns) = (Vec::new(), Vec::new(), Vec::<ArrayRef>::new());
         for call in calls {
-            // The functions return nothing, and of a NULL they return NULL and lock nothing.
-            let Some(key) = self.lock_key(call).await? else {
-                row.push(None);
-                continue;
-            };
-            let request = Request { pid: self.pid, key, mode: call.mode, scope: call.scope };
-            self.shared.locks.acquire(&request, limit).await?;
-            row.push(Some(String::new()));
+            // Of a NULL the functions return NULL and lock nothing.
+            let key = self.lock_key(call).await?;
+            let request = key.map(|key| {
+                let (pid, mode, scope) = (self.pid, call.mode, call.scope);
+                LockRequest { pid, key, mode, scope }
+            });
+            let locks = &self.shared.locks;
+            names.push(call.column.clone());
+            match (request, call.waits) {
+                (None, true) => columns.push(Arc::new(StringArray::new_null(1))),
+                (None, false) => columns.push(Arc::new(BooleanArray::new_null(1))),
+                (Some(request), true) => {
+                    locks.acquire(&request, limit).await?;
+                    columns.push(Arc::new(StringArray::from(vec![""])));
+                }
+                (Some(request), false) => {
+                    let taken = locks.try_acquire(&request).await?;
+                    columns.push(Arc::new(BooleanArray::from(vec![taken])));
+                }
+            }
+            types.push(if call.waits { SqlType::Text } else { SqlType::Boolean });
         }
-        let names: Vec<&str> = calls.iter().map(|c| c.column.as_str()).collect();
-        RowSet::text(&names, vec![row], "SELECT {n}")
+        let arrow = names.iter().zip(&columns);
+        let arrow: Vec<ArrowField> =
+            arrow.map(|(n, c)| ArrowField::new(n, c.data_type().clone(), true)).collect();
+        let batch = RecordBatch::try_new(Arc::new(Schema::new(arrow)), columns)
+            .map_err(dml::rows::arrow_error)?;
+        Ok(RowSet::ready(fields_of(&names, &types, None), vec![batch], "SELECT {n}"))
     }
 
     /// The lock that a call names; `None`: an argument is NULL.

@@ -41,6 +41,9 @@ impl Session {
         parsed: &ParsedStatement,
         values: &[ArrayRef],
     ) -> Result<Outcome, SqlError> {
+        if !ends_block(&parsed.statement) {
+            self.shared.locks.check(self.pid)?;
+        }
         self.queried |= takes_snapshot(&parsed.statement);
         self.refresh_reports_for(parsed).await?;
         match &parsed.statement {

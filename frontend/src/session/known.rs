@@ -8,15 +8,27 @@ use sqlparser::ast::Statement as Sql;
 
 use super::Session;
 
+/// What tells of advisory locks.
+const LOCKS: [&str; 2] = ["pg_locks", "pg_blocking_pids"];
+/// It tells of sessions, and of locks that they wait for where that is known.
+const SESSIONS: &str = "pg_stat_activity";
 /// Tables of `millrace_catalog` that tell how jobs are.
 const REPORTS: [&str; 4] = ["jobs", "watermarks", "state_tables", "lookahead"];
 
 impl Session {
-    /// Before a statement that asks how jobs are.
+    /// Before a statement that asks how jobs are, or who has advisory locks.
     pub(super) async fn refresh_reports_for(
         &self,
         parsed: &ParsedStatement,
     ) -> Result<(), SqlError> {
+        if is_read(parsed) {
+            let names = |word: &str| contains(&parsed.text, word);
+            if LOCKS.into_iter().any(names) {
+                self.shared.locks.refresh().await?;
+            } else if names(SESSIONS) {
+                let _ = self.shared.locks.refresh().await;
+            }
+        }
         match asks_for_reports(parsed) {
             true => self.cluster().refresh_reports().await,
             false => Ok(()),
@@ -36,11 +48,16 @@ impl Session {
     }
 }
 
+fn is_read(parsed: &ParsedStatement) -> bool {
+    matches!(&parsed.statement, Statement::Sql(sql)
+        if matches!(sql.as_ref(), Sql::Query(_) | Sql::Declare { .. }))
+}
+
 fn asks_for_reports(parsed: &ParsedStatement) -> bool {
     match &parsed.statement {
         Statement::Show(show) => matches!(show, Show::Jobs | Show::Sinks(_)),
         Statement::Explain(explain) => explain.analyze,
-        Statement::Sql(sql) if matches!(sql.as_ref(), Sql::Query(_) | Sql::Declare { .. }) => {
+        Statement::Sql(_) if is_read(parsed) => {
             let names = |word: &str| contains(&parsed.text, word);
             names("millrace_catalog") && REPORTS.into_iter().any(names) || names("_size(")
         }

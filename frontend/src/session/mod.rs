@@ -352,7 +352,7 @@ impl Session {
             return RowSet::text(&["pg_sleep"], vec![vec![Some(String::new())]], "SELECT {n}");
         }
         if let Some(calls) = crate::catalog::rewrite::lock_calls(query) {
-            return self.wait_for_locks(&calls).await;
+            return self.take_locks(&calls).await;
         }
         let view = self.catalog_view();
         let (bound, fields) = self.bind(&view, query, &[])?;

@@ -11,12 +11,12 @@
 use std::sync::Arc;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_meta::advisory::TransactionHolds;
 use sqlparser::ast::{TransactionAccessMode, TransactionMode};
 
 use super::Session;
 use super::settings::Settings;
 use super::writes::Marks;
-use crate::advisory::TransactionHolds;
 use crate::server::Shared;
 
 /// A savepoint: what ROLLBACK TO goes back to.
@@ -215,7 +215,13 @@ impl Session {
 
     /// Commits what is staged; the block's cursors WITH HOLD stay, if it is.
     async fn commit_block(&mut self) -> Result<(), SqlError> {
-        let committed = self.commit_writes().await;
+        let committed = match self.shared.locks.check(self.pid) {
+            Ok(()) => self.commit_writes().await,
+            Err(lost) => {
+                self.writes.lock().clear();
+                Err(lost)
+            }
+        };
         match committed {
             Ok(()) => self.settle_cursors(0),
             Err(_) => self.undo_cursors(0),

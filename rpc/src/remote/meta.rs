@@ -14,7 +14,10 @@ use super::convert::required;
 use super::peer::{Peer, Transport};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
 use crate::catalog::Relation;
-use crate::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
+use crate::control::{
+    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
+    TakeLockAnswer, TakeLockRequest,
+};
 use crate::log::{self, RegisterProcess, UserChange};
 use crate::proto::meta_client::MetaClient;
 use crate::proto::meta_server::{Meta, MetaServer};
@@ -250,6 +253,29 @@ impl Meta for Served {
         let jobs = self.leader()?.jobs().await.map_err(CallError::into_status)?;
         Ok(Response::new(proto::JobReports { jobs }))
     }
+
+    async fn take_lock(
+        &self,
+        request: Request<TakeLockRequest>,
+    ) -> Result<Response<TakeLockAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let taken = self.inner.take_lock(request.into_inner()).await;
+        taken.map(Response::new).map_err(CallError::into_status)
+    }
+
+    async fn give_back_locks(
+        &self,
+        request: Request<GiveBackLocksRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        empty(self.inner.give_back_locks(request.into_inner()).await)
+    }
+
+    async fn locks(&self, request: Request<Empty>) -> Result<Response<proto::ListedLocks>, Status> {
+        self.admission.admit(&request)?;
+        let locks = self.inner.locks().await.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::ListedLocks { locks }))
+    }
 }
 
 /// The leader, in another process.
@@ -427,5 +453,20 @@ impl MetaControl for RemoteMeta {
     async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
         let send = |t, r| async move { client(t).jobs(r).await };
         Ok(self.peer.ask(Empty {}, send).await?.jobs)
+    }
+
+    async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {
+        let send = |t, r| async move { client(t).take_lock(r).await };
+        self.peer.wait(request, send).await
+    }
+
+    async fn give_back_locks(&self, request: GiveBackLocksRequest) -> Result<(), CallError> {
+        let send = |t, r| async move { client(t).give_back_locks(r).await };
+        self.peer.ask(request, send).await.map(drop)
+    }
+
+    async fn locks(&self) -> Result<Vec<ListedLock>, CallError> {
+        let send = |t, r| async move { client(t).locks(r).await };
+        Ok(self.peer.ask(Empty {}, send).await?.locks)
     }
 }

@@ -9,7 +9,10 @@ use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
-use millrace_rpc::control::{Heartbeat, JobReport, MetaControl, ReadEpoch, RecordStream};
+use millrace_rpc::control::{
+    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
+    TakeLockAnswer, TakeLockRequest,
+};
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
     TableChange,
@@ -297,6 +300,20 @@ impl MetaControl for Fake {
 
     async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
         Ok(vec![filled::one("millrace.rpc.JobReport")])
+    }
+
+    async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {
+        self.note(request);
+        Ok(TakeLockAnswer { taken: true, term: 21 })
+    }
+
+    async fn give_back_locks(&self, request: GiveBackLocksRequest) -> Result<(), CallError> {
+        self.note(request);
+        Ok(())
+    }
+
+    async fn locks(&self) -> Result<Vec<ListedLock>, CallError> {
+        Ok(vec![filled::one("millrace.rpc.ListedLock")])
     }
 }
 

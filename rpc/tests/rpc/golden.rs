@@ -46,6 +46,11 @@ fn golden_requests_of_each_service() {
     ];
     assert_eq!(hex(&part), expected.concat());
 
+    let session = Some(proto::SessionId { process: 9, pid: 7 });
+    let lock = proto::AdvisoryLock { first: -1, second: Some(1), shared: true };
+    let take = proto::TakeLockRequest { session, lock: Some(lock), waits: true, number: 3 };
+    assert_eq!(hex(&take), "0a04".to_owned() + "08091007" + "1206" + "080110021801" + "18012003");
+
     let hello = proto::HandshakeRequest { protocol: 1, build: "b".into() };
     assert_eq!(hex(&hello), "0801120162");
     let answer = proto::HandshakeAnswer {

@@ -9,7 +9,7 @@ use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{OptionEntry, Relation};
-use millrace_rpc::control::Heartbeat;
+use millrace_rpc::control::{GiveBackLocksRequest, Heartbeat, TakeLockAnswer, TakeLockRequest};
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
     TableChange, TableRead,
@@ -193,6 +193,14 @@ async fn meta_for_frontends() {
         }
         meta.flush().await.unwrap();
         assert_eq!(fake.seen(), shown("flush"));
+        let take: TakeLockRequest = filled::one("millrace.rpc.TakeLockRequest");
+        let answer = meta.take_lock(take).await.unwrap();
+        assert_eq!(answer, TakeLockAnswer { taken: true, term: 21 });
+        assert_eq!(fake.seen(), shown(take));
+        let back: GiveBackLocksRequest = filled::one("millrace.rpc.GiveBackLocksRequest");
+        meta.give_back_locks(back.clone()).await.unwrap();
+        assert_eq!(fake.seen(), shown(back));
+        assert_eq!(meta.locks().await.unwrap(), vec![filled::one("millrace.rpc.ListedLock")]);
     })
     .await;
 }

@@ -1,9 +1,11 @@
-//! Advisory locks. Those that are waited for are statements of their own ([`crate::session::advisory`]).
+//! Advisory locks within a query. Taken by a statement of their own they may be waited for, for a process of its own too
+//! ([`crate::session::advisory`]).
 
 use millrace_common::{SqlError, SqlState};
+use millrace_meta::advisory::{Key, Mode, Scope};
 
 use super::{Entry, int};
-use crate::advisory::{Key, Mode, Request, Scope};
+use crate::advisory::LockRequest;
 use crate::catalog::SystemTables;
 use crate::catalog::rows::Cell;
 
@@ -35,8 +37,8 @@ fn key(args: &[Cell]) -> Result<Option<Key>, SqlError> {
 }
 
 fn take(t: &SystemTables, key: Key, mode: Mode, scope: Scope) -> Result<bool, SqlError> {
-    let request = Request { pid: t.pid, key, mode, scope };
-    let taken = t.shared.locks.try_acquire(&request)?;
+    let request = LockRequest { pid: t.pid, key, mode, scope };
+    let taken = t.shared.locks.try_acquire_now(&request)?;
     // Outside a block the transaction is this statement.
     if taken && scope == Scope::Transaction && !t.in_transaction {
         t.shared.locks.release(&request);
@@ -62,6 +64,6 @@ fn lock(t: &SystemTables, args: &[Cell], mode: Mode, scope: Scope) -> Result<Cel
 }
 
 fn unlock(t: &SystemTables, args: &[Cell], mode: Mode) -> Result<Cell, SqlError> {
-    let request = |key| Request { pid: t.pid, key, mode, scope: Scope::Session };
+    let request = |key| LockRequest { pid: t.pid, key, mode, scope: Scope::Session };
     Ok(key(args)?.map(|key| t.shared.locks.release(&request(key))).into())
 }
