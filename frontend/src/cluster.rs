@@ -8,6 +8,7 @@ mod reports;
 pub mod snapshot;
 pub mod source_scan;
 mod statements;
+mod worker_reports;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::reports::{job_report, job_row};
 pub use self::statements::{Load, Locks, ReadSet};
+pub use self::worker_reports::worker_report;
 use crate::advisory::LockLeader;
 
 /// An immutable copy of the catalog.
@@ -222,7 +224,7 @@ pub struct TableRow {
 /// A source, or the connector of a table.
 #[derive(Clone, Debug, Default)]
 pub struct SourceRow {
-    pub state: &'static str,
+    pub state: String,
     pub reason: Option<String>,
     pub splits: Vec<SplitRow>,
     /// Files found.
@@ -272,10 +274,14 @@ pub struct ProcessRow {
     pub epoch: Epoch,
     /// Number of the last record of the log that it has applied; `None`: not known here.
     pub applied: Option<u64>,
+    /// How long ago it has told the leader of itself; `None`: it does not, or that is not known here.
+    pub heartbeat: Option<Duration>,
+    /// How many jobs run on it.
+    pub jobs: usize,
 }
 
 impl ProcessRow {
-    pub fn new(incarnation: u64, process: Process, applied: Option<u64>) -> ProcessRow {
+    pub fn new(incarnation: u64, process: Process, jobs: usize) -> ProcessRow {
         let role = |role: ProcessRole| match role {
             ProcessRole::Unspecified => "unspecified",
             ProcessRole::Meta => "meta",
@@ -285,7 +291,7 @@ impl ProcessRow {
         };
         let roles = process.registration.roles().map(role).collect();
         let (address, epoch) = (process.registration.address, process.epoch);
-        ProcessRow { incarnation, roles, address, epoch, applied }
+        ProcessRow { incarnation, roles, address, epoch, applied: None, heartbeat: None, jobs }
     }
 }
 
@@ -340,6 +346,9 @@ pub trait Cluster: Send + Sync + 'static {
     async fn refresh_reports(&self) -> Result<(), SqlError> {
         Ok(())
     }
+
+    /// Returns when `processes` tells how they are now, or the leader does not answer.
+    async fn refresh_processes(&self) {}
 
     /// The leader that has the advisory locks of all frontends; `None`: there is no other frontend.
     fn lock_leader(&self) -> Option<LockLeader> {

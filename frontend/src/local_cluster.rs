@@ -1,7 +1,5 @@
 //! [`Cluster`] by direct calls: meta, worker and store in this process.
 
-mod jobs;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +15,7 @@ use millrace_executor::dml::{
     Announced, DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, LoadKind,
 };
 use millrace_meta::processes::ProcessStatus;
-use millrace_meta::{Catalog, CreateOptions, Meta};
+use millrace_meta::{Catalog, CreateOptions, JobStatus, Meta};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::services::MetaService;
@@ -29,7 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::source_scan::{SourceAt, scan_source};
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
-    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, snapshot,
+    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, job_row, snapshot,
+    worker_report,
 };
 
 /// All roles in one process.
@@ -57,17 +56,6 @@ impl Direct {
                 format!("relation \"{}\" is not being served", relation.name),
             )
             .with_hint("SHOW JOBS tells why; the job is retried.")
-        })
-    }
-
-    /// What is wrong with a source that a job reads, or with its own connector.
-    fn failing_input(&self, job: RelationId) -> Option<String> {
-        let inputs = self.meta.inputs(job).into_iter().chain([job]);
-        inputs.into_iter().find_map(|id| {
-            let reason = self.meta.source_report(id)?.reason?;
-            let catalog = self.meta.catalog();
-            let name = catalog.relation(id).map(|r| r.name.clone()).unwrap_or_default();
-            Some(format!("source \"{name}\": {reason}"))
         })
     }
 }
@@ -130,7 +118,7 @@ impl Cluster for Direct {
         let feed = self.worker.feed_error(id);
         let splits = report.splits.into_iter().map(SplitRow::from);
         Some(SourceRow {
-            state: if feed.is_some() { "failing" } else { report.state.name() },
+            state: if feed.is_some() { "failing" } else { report.state.name() }.to_owned(),
             reason: feed.map(|e| e.into_parts().message).or(report.reason),
             splits: splits.collect(),
             files: report.files,
@@ -193,7 +181,12 @@ impl Cluster for Direct {
     }
 
     fn jobs(&self) -> Vec<JobRow> {
-        self.meta.job_statuses().into_iter().map(|s| self.job_row(s)).collect()
+        let statuses = self.meta.job_statuses().into_iter();
+        let report = |s: JobStatus| {
+            let own = worker_report(&self.worker, &self.store, s.relation);
+            job_row(self.meta.job_report(s, own))
+        };
+        statuses.map(report).collect()
     }
 
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {
@@ -342,6 +335,6 @@ fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlErro
 }
 
 fn process_row(status: ProcessStatus) -> ProcessRow {
-    let ProcessStatus { incarnation, process, applied } = status;
-    ProcessRow::new(incarnation, process, Some(applied))
+    let ProcessStatus { incarnation, process, applied, jobs, .. } = status;
+    ProcessRow { applied: Some(applied), ..ProcessRow::new(incarnation, process, jobs) }
 }

@@ -11,7 +11,7 @@ mod leader;
 mod reads;
 mod statements;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use millrace_executor::error_sink::ErrorSink;
 use millrace_meta::LogFollower;
 use millrace_meta::settings::Settings;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::control::MetaControl;
+use millrace_rpc::control::{JobReports, MetaControl, ProcessReport, SourceReport};
 use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
@@ -37,6 +37,9 @@ use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
     JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, job_row,
 };
+
+/// How long a look at processes waits for the leader, which may be the one that is missed.
+const PROCESSES_WAIT: Duration = Duration::from_secs(2);
 
 /// What a frontend's process is made of.
 pub struct RemoteOptions {
@@ -62,8 +65,27 @@ pub struct RemoteCluster {
     settings: BTreeMap<String, String>,
     /// The catalog as sessions see it, of this version of the folded one.
     catalog: Mutex<Option<(u64, Arc<CatalogSnapshot>)>>,
-    /// How jobs were when the leader was last asked.
-    reports: Mutex<Arc<Vec<JobRow>>>,
+    /// How jobs, sources and processes were when the leader was last asked.
+    reports: Mutex<Arc<Reports>>,
+}
+
+/// What the leader has told.
+#[derive(Default)]
+struct Reports {
+    jobs: Vec<JobRow>,
+    sources: HashMap<u32, SourceReport>,
+    processes: HashMap<u64, ProcessReport>,
+}
+
+impl From<JobReports> for Reports {
+    fn from(reports: JobReports) -> Reports {
+        let JobReports { jobs, sources, processes } = reports;
+        Reports {
+            jobs: jobs.into_iter().map(job_row).collect(),
+            sources: sources.into_iter().map(|s| (s.relation, s)).collect(),
+            processes: processes.into_iter().map(|p| (p.incarnation, p)).collect(),
+        }
+    }
 }
 
 impl std::fmt::Debug for RemoteCluster {
@@ -121,8 +143,17 @@ impl Cluster for RemoteCluster {
 
     async fn refresh_reports(&self) -> Result<(), SqlError> {
         let reports = self.ask(|meta| async move { meta.jobs().await }).await?;
-        *self.reports.lock() = Arc::new(reports.into_iter().map(job_row).collect());
+        *self.reports.lock() = Arc::new(Reports::from(reports));
         Ok(())
+    }
+
+    async fn refresh_processes(&self) {
+        let reports = match tokio::time::timeout(PROCESSES_WAIT, self.meta.jobs()).await {
+            Ok(Ok(reports)) => Reports::from(reports),
+            // What the log says is shown all the same, and nothing that may be past.
+            Ok(Err(_)) | Err(_) => Reports::default(),
+        };
+        *self.reports.lock() = Arc::new(reports);
     }
 
     fn lock_leader(&self) -> Option<LockLeader> {
@@ -168,12 +199,18 @@ impl Cluster for RemoteCluster {
     }
 
     fn source_report(&self, id: RelationId) -> Option<SourceRow> {
+        let reports = Arc::clone(&self.reports.lock());
+        let told = reports.sources.get(&id.0);
+        let available = told.into_iter().flat_map(|told| &told.available);
+        let available: Vec<(u32, u64)> = available.map(|a| (a.split, a.offset)).collect();
         self.log.read(|state| {
-            let splits = state.split_reports(id, &[])?.into_iter().map(SplitRow::from);
-            let paused = state.relations.get(&id).is_some_and(|r| r.paused);
+            let splits = state.split_reports(id, &available)?.into_iter().map(SplitRow::from);
+            let is_paused = state.relations.get(&id).is_some_and(|r| r.paused);
+            // The leader has not been asked: it runs, as far as the log says.
+            let unknown = || if is_paused { "paused" } else { "running" }.to_owned();
             Some(SourceRow {
-                state: if paused { "paused" } else { "running" },
-                reason: None,
+                state: told.map_or_else(unknown, |told| told.state.clone()),
+                reason: told.and_then(|told| told.reason.clone()),
                 splits: splits.collect(),
                 files: state.source_parts(id).files.len(),
             })
@@ -222,9 +259,19 @@ impl Cluster for RemoteCluster {
     }
 
     fn processes(&self) -> Vec<ProcessRow> {
+        let reports = Arc::clone(&self.reports.lock());
         self.log.read(|state| {
             let live = state.processes.live().iter();
-            live.map(|(id, process)| ProcessRow::new(*id, process.clone(), None)).collect()
+            live.map(|(id, process)| {
+                let told = reports.processes.get(id);
+                let age = told.and_then(|told| told.heartbeat_ms).map(Duration::from_millis);
+                ProcessRow {
+                    applied: told.map(|told| told.applied),
+                    heartbeat: age,
+                    ..ProcessRow::new(*id, process.clone(), state.jobs_of(*id))
+                }
+            })
+            .collect()
         })
     }
 
@@ -242,7 +289,7 @@ impl Cluster for RemoteCluster {
     }
 
     fn jobs(&self) -> Vec<JobRow> {
-        self.reports.lock().to_vec()
+        self.reports.lock().jobs.clone()
     }
 
     fn expression_errors(&self, id: RelationId) -> Vec<ExpressionError> {

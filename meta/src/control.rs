@@ -1,5 +1,6 @@
 //! What the leader serves the other processes of a cluster ([`MetaControl`]).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,13 +10,13 @@ use millrace_common::{Generation, JobId, RelationId, SqlError};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
-    SessionId as ProtoSessionId, TableRetention, TakeLockAnswer, TakeLockRequest,
+    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, MetaControl, ProcessReport,
+    ReadEpoch, RecordStream, SessionId as ProtoSessionId, TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::log::{AlterRelation, RegisterProcess, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::stream::{AppliedRecord, StreamMessage};
-use millrace_rpc::version::{VersionEdit, cleaned, late_rows};
+use millrace_rpc::version::VersionEdit;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver};
 use tokio_util::sync::CancellationToken;
@@ -23,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::{self, Listed, Request, Scope, SessionId};
 use crate::cluster::Cluster;
 use crate::meta::{CreateOptions, Meta};
-use crate::status::{JobState, JobStatus};
+use crate::processes::ProcessStatus;
 
 /// Records of one message to a follower, at most.
 const MESSAGE_RECORDS: usize = 64;
@@ -43,61 +44,20 @@ impl Meta {
         }
     }
 
-    fn report(&self, status: JobStatus) -> JobReport {
-        let relation = status.relation.0;
-        let own = self.shared.members.job_report(relation).unwrap_or_default();
-        let reason = self.reason(&status).or(own.reason);
-        let micros = |d: Duration| d.as_micros() as u64;
-        JobReport {
-            relation,
-            state: status.state.name().to_owned(),
-            progress: status.state.progress_percent().map(|p| format!("{}%", p.min(99))),
-            reason,
-            rebuilding: status.is_being_rebuilt(),
-            epoch: status.epoch.0,
-            lag_ms: status.frontier.is_some().then_some(status.lag_ms),
-            late_rows: late_rows(&status.version),
-            watermarks: status.version.watermarks.clone(),
-            cleaned: cleaned(&status.version).into_iter().map(retention).collect(),
-            rows: status.row_count,
-            commits: status.counters.commits,
-            restarts: status.counters.restarts,
-            barrier_p50_us: micros(status.counters.barrier_p50),
-            barrier_p99_us: micros(status.counters.barrier_p99),
-            published: status.published,
-            staged: status.staged as u64,
-            ..own
-        }
-    }
-
-    fn reason(&self, status: &JobStatus) -> Option<String> {
-        match &status.state {
-            JobState::Failed { reason, .. }
-            | JobState::Stalled { reason, .. }
-            | JobState::Detached { reason } => Some(reason.clone()),
-            JobState::WaitingForInputs { inputs } => {
-                let catalog = self.catalog();
-                let name =
-                    |id: &RelationId| catalog.relation(*id).map(|r| format!("\"{}\"", r.name));
-                let names: Vec<String> = inputs.iter().filter_map(name).collect();
-                Some(format!("waits for {}", names.join(", ")))
-            }
-            JobState::Starting
-                if self.cluster().is_ok_and(|c| c.computes.placed(status.relation) == 0) =>
-            {
-                Some("no compute process is there for it to run on".to_owned())
-            }
-            _ => None,
+    /// How a process is that the log has as live.
+    fn process_report(&self, status: &ProcessStatus) -> ProcessReport {
+        let is_leader = self.shared.incarnation.get() == Some(&status.incarnation);
+        let heartbeat = status.heartbeat.filter(|_| !is_leader);
+        ProcessReport {
+            incarnation: status.incarnation,
+            applied: if is_leader { self.record() } else { status.applied },
+            heartbeat_ms: heartbeat.map(|age| age.as_millis() as u64),
         }
     }
 }
 
 fn proto_session(session: SessionId) -> ProtoSessionId {
     ProtoSessionId { process: session.process, pid: session.pid }
-}
-
-fn retention((table, kept_since): (u32, i64)) -> TableRetention {
-    TableRetention { table, kept_since }
 }
 
 /// What follows, in messages. Records that a slow follower misses it reads from the bucket.
@@ -239,8 +199,20 @@ impl MetaControl for Meta {
         Ok(self.flush().await?)
     }
 
-    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
-        Ok(self.job_statuses().into_iter().map(|s| self.report(s)).collect())
+    async fn jobs(&self) -> Result<JobReports, CallError> {
+        let own: BTreeMap<u32, JobReport> = self.shared.members.job_reports();
+        let own_of = |id: RelationId| own.get(&id.0).cloned().unwrap_or_default();
+        let statuses = self.job_statuses().into_iter();
+        Ok(JobReports {
+            jobs: statuses
+                .map(|s| {
+                    let own = own_of(s.relation);
+                    self.job_report(s, own)
+                })
+                .collect(),
+            sources: self.source_reports(|id| own.get(&id.0)?.feed_error.clone()),
+            processes: self.processes().iter().map(|p| self.process_report(p)).collect(),
+        })
     }
 
     async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {

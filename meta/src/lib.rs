@@ -41,6 +41,7 @@ mod idle_splits;
 mod in_flight;
 pub mod invariants;
 mod job;
+pub mod job_reports;
 pub mod jobs;
 pub mod log;
 mod members;

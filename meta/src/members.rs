@@ -109,11 +109,18 @@ impl Members {
         self.0.lock().values().any(|c| c.pinned.contains(object))
     }
 
-    /// How its process says that this job is.
-    pub fn job_report(&self, relation: u32) -> Option<JobReport> {
+    /// How their processes say that jobs are, by relation; the newest process that names one.
+    pub fn job_reports(&self) -> BTreeMap<u32, JobReport> {
         let contacts = self.0.lock();
-        let mut reports = contacts.values().rev().flat_map(|c| &c.jobs);
-        reports.find(|j| j.relation == relation).cloned()
+        let reports = contacts.values().flat_map(|c| &c.jobs);
+        reports.map(|j| (j.relation, j.clone())).collect()
+    }
+
+    /// How long ago a process has told of itself; `None`: it has not.
+    pub fn heartbeat_age(&self, incarnation: u64, now: Instant) -> Option<Duration> {
+        let contacts = self.0.lock();
+        let contact = contacts.get(&incarnation)?;
+        Some(now.saturating_duration_since(contact.last))
     }
 }
 

@@ -257,13 +257,16 @@ impl Meta {
         self.shared.state.read().term
     }
 
-    /// The processes that are not fenced, and the last record that each has applied.
+    /// The processes that are not fenced, and how each is.
     pub fn processes(&self) -> Vec<ProcessStatus> {
         let state = self.shared.state.read();
+        let now = self.shared.env.now();
         let status = |(incarnation, process): (&u64, &Process)| ProcessStatus {
             incarnation: *incarnation,
             process: process.clone(),
             applied: self.shared.applied.last_applied(*incarnation).unwrap_or(process.number),
+            heartbeat: self.shared.members.heartbeat_age(*incarnation, now),
+            jobs: state.jobs_of(*incarnation),
         };
         state.processes.live().iter().map(status).collect()
     }

@@ -8,6 +8,7 @@
 //! registration says, and is told the rest.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use millrace_common::Epoch;
 use millrace_rpc::log::{ProcessSnapshot, RegisterProcess};
@@ -33,6 +34,10 @@ pub struct ProcessStatus {
     pub process: Process,
     /// The last record that it has applied.
     pub applied: u64,
+    /// How long ago it has told the leader of itself; `None`: it is the leader, or has not.
+    pub heartbeat: Option<Duration>,
+    /// How many jobs run on it.
+    pub jobs: usize,
 }
 
 /// Part of the folded state.

@@ -219,6 +219,11 @@ pub fn skips_snapshot(relation: &Relation) -> bool {
 }
 
 impl MetaState {
+    /// How many jobs run on a process.
+    pub fn jobs_of(&self, incarnation: u64) -> usize {
+        self.jobs.values().filter(|job| job.process == incarnation).count()
+    }
+
     /// Whether this is a sink that was told to wait.
     pub fn is_paused_sink(&self, id: RelationId) -> bool {
         self.relations.get(&id).is_some_and(|r| r.paused && r.kind() == RelationKind::Sink)

@@ -10,8 +10,10 @@ use crate::call_error::CallError;
 use crate::catalog::Relation;
 use crate::log::{AlterRelation, RegisterProcess, UserChange};
 pub use crate::proto::{
-    AdvisoryLock, GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, OperatorReport,
-    SessionId, TableReport, TableRetention, TakeLockAnswer, TakeLockRequest,
+    AdvisoryLock, AvailableOffset, GiveBackLocksRequest, Heartbeat, JobReport, JobReports,
+    ListedLock, LookaheadPlace, LookaheadReport, OperatorReport, ProcessReport, Quantiles,
+    SessionId, SideReport, SourceReport, SpotReport, TableReport, TableRetention, TakeLockAnswer,
+    TakeLockRequest,
 };
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
@@ -91,7 +93,8 @@ pub trait MetaControl: Send + Sync {
     ) -> Result<ReadEpoch, CallError>;
     /// Returns when all that was acknowledged before is in every running job.
     async fn flush(&self) -> Result<(), CallError>;
-    async fn jobs(&self) -> Result<Vec<JobReport>, CallError>;
+    /// How jobs, sources and processes are.
+    async fn jobs(&self) -> Result<JobReports, CallError>;
 
     /// Returns when a session has an advisory lock, or cannot have it now. Dropping the future gives up.
     async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError>;

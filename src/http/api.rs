@@ -86,7 +86,7 @@ fn health_of(
     errors: bool,
 ) -> Option<&'static str> {
     let state = job.map_or("", |j| j.state.as_str());
-    let feed = source.map_or("", |s| s.state);
+    let feed = source.map_or("", |s| s.state.as_str());
     if matches!(state, "failed" | "detached") || feed == "failing" {
         return Some("bad");
     }

@@ -303,7 +303,7 @@ fn write_behind(meta: &Meta, text: &mut String) {
         "# HELP {name} Records of the log that the process has not applied yet.\n# TYPE {name} gauge"
     );
     let last = meta.record();
-    for ProcessStatus { incarnation, process, applied } in meta.processes() {
+    for ProcessStatus { incarnation, process, applied, .. } in meta.processes() {
         let role = process.registration.roles().next().unwrap_or_default();
         let role = format!("{role:?}").to_lowercase();
         let behind = last.saturating_sub(applied);

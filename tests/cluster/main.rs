@@ -6,6 +6,7 @@
 
 mod metas;
 mod nemesis;
+mod observed;
 mod process;
 mod sessions;
 mod suites;

@@ -175,12 +175,14 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
 }
 
 fn processes(t: &SystemTables) -> Option<RecordBatch> {
-    let mut rows = Rows::new("incarnation:i roles:a address:t epoch:i applied_record:i");
+    let mut rows =
+        Rows::new("incarnation:i roles:a address:t epoch:i applied_record:i heartbeat_ms:i jobs:i");
     for p in t.shared.cluster.processes() {
         let roles: Vec<String> = p.roles.iter().map(|role| (*role).to_owned()).collect();
         row!(rows; incarnation: p.incarnation as i64, roles: roles,
             address: (!p.address.is_empty()).then_some(p.address), epoch: p.epoch.0 as i64,
-            applied_record: p.applied.map(|n| n as i64));
+            applied_record: p.applied.map(|n| n as i64),
+            heartbeat_ms: p.heartbeat.map(|age| age.as_millis() as i64), jobs: p.jobs as i64);
     }
     rows.finish()
 }

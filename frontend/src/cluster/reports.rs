@@ -1,5 +1,7 @@
 //! How jobs are, as processes report it to each other.
 
+mod lookahead;
+
 use std::time::Duration;
 
 use millrace_executor::stats::OperatorStats;
@@ -8,7 +10,7 @@ use millrace_rpc::version::ColumnWatermark;
 
 use super::{JobRow, TableRow};
 
-/// As it is sent. What becomes of announced keys is left out.
+/// As it is sent.
 pub fn job_report(row: JobRow) -> JobReport {
     let watermark = |(column, value)| ColumnWatermark { column, value };
     let retention = |(table, kept_since)| TableRetention { table, kept_since };
@@ -34,6 +36,8 @@ pub fn job_report(row: JobRow) -> JobReport {
         tables: row.tables.into_iter().map(table_report).collect(),
         published: row.published,
         staged: row.staged as u64,
+        idle_ms: None,
+        feed_error: None,
     }
 }
 
@@ -81,10 +85,12 @@ fn operator_report(o: OperatorStats) -> OperatorReport {
         parked_rows: o.parked_rows,
         fetch_rounds: o.fetch_rounds,
         settled_early: o.settled_early,
+        lookahead: Some(lookahead::report(&o.lookahead, &o.measures)),
     }
 }
 
 fn operator_stats(o: OperatorReport) -> OperatorStats {
+    let (keys, measures) = lookahead::stats(o.lookahead.unwrap_or_default());
     OperatorStats {
         fragment: o.fragment as usize,
         node: o.node as usize,
@@ -97,7 +103,8 @@ fn operator_stats(o: OperatorReport) -> OperatorStats {
         parked_rows: o.parked_rows,
         fetch_rounds: o.fetch_rounds,
         settled_early: o.settled_early,
-        ..OperatorStats::default()
+        lookahead: keys,
+        measures,
     }
 }
 
@@ -129,7 +136,8 @@ mod tests {
             parked_rows: 8,
             fetch_rounds: 9,
             settled_early: 10,
-            ..OperatorStats::default()
+            lookahead: lookahead::tests::keys(),
+            measures: lookahead::tests::measures(),
         };
         let table = TableRow {
             id: 11,

@@ -178,7 +178,7 @@ fn sources(
             vec![
                 Some(r.name.clone()),
                 r.option("connector").map(str::to_owned),
-                Some(report.state.to_owned()),
+                Some(report.state),
                 (!lags.is_empty()).then(|| lags.iter().sum::<u64>().to_string()),
                 report.reason,
             ]

@@ -13,7 +13,9 @@ const LOCKS: [&str; 2] = ["pg_locks", "pg_blocking_pids"];
 /// It tells of sessions, and of locks that they wait for where that is known.
 const SESSIONS: &str = "pg_stat_activity";
 /// Tables of `millrace_catalog` that tell how jobs are.
-const REPORTS: [&str; 4] = ["jobs", "watermarks", "state_tables", "lookahead"];
+const REPORTS: [&str; 5] = ["jobs", "watermarks", "state_tables", "lookahead", "source"];
+/// The one that tells how processes are, also while there is no leader.
+const PROCESSES: &str = "millrace_catalog.processes";
 
 impl Session {
     /// Before a statement that asks how jobs are, or who has advisory locks.
@@ -27,6 +29,9 @@ impl Session {
                 self.shared.locks.refresh().await?;
             } else if names(SESSIONS) {
                 let _ = self.shared.locks.refresh().await;
+            }
+            if names(PROCESSES) {
+                self.cluster().refresh_processes().await;
             }
         }
         match asks_for_reports(parsed) {
@@ -55,7 +60,9 @@ fn is_read(parsed: &ParsedStatement) -> bool {
 
 fn asks_for_reports(parsed: &ParsedStatement) -> bool {
     match &parsed.statement {
-        Statement::Show(show) => matches!(show, Show::Jobs | Show::Sinks(_)),
+        Statement::Show(show) => {
+            matches!(show, Show::Jobs | Show::Sinks(_) | Show::Sources(_))
+        }
         Statement::Explain(explain) => explain.analyze,
         Statement::Sql(_) if is_read(parsed) => {
             let names = |word: &str| contains(&parsed.text, word);

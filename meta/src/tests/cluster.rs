@@ -78,7 +78,7 @@ async fn jobs_wait_for_a_compute_process_and_go_to_who_takes_its_place() {
     let meta = Arc::clone(&cluster.meta);
     let t = cluster.create(table("t")).await;
     assert_eq!(placed(&meta, t).0, 0, "there is no process for it");
-    let jobs = MetaControl::jobs(&*meta).await.unwrap();
+    let jobs = MetaControl::jobs(&*meta).await.unwrap().jobs;
     assert_eq!(jobs[0].state, "starting");
     assert!(jobs[0].reason.as_deref().unwrap_or_default().contains("no compute process"));
 

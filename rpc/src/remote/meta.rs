@@ -15,7 +15,7 @@ use super::peer::{Peer, Transport};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
 use crate::catalog::Relation;
 use crate::control::{
-    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
+    GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
     TakeLockAnswer, TakeLockRequest,
 };
 use crate::log::{self, RegisterProcess, UserChange};
@@ -248,10 +248,9 @@ impl Meta for Served {
         empty(self.leader()?.flush().await)
     }
 
-    async fn jobs(&self, request: Request<Empty>) -> Result<Response<proto::JobReports>, Status> {
+    async fn jobs(&self, request: Request<Empty>) -> Result<Response<JobReports>, Status> {
         self.admission.admit(&request)?;
-        let jobs = self.leader()?.jobs().await.map_err(CallError::into_status)?;
-        Ok(Response::new(proto::JobReports { jobs }))
+        self.leader()?.jobs().await.map(Response::new).map_err(CallError::into_status)
     }
 
     async fn take_lock(
@@ -259,7 +258,7 @@ impl Meta for Served {
         request: Request<TakeLockRequest>,
     ) -> Result<Response<TakeLockAnswer>, Status> {
         self.admission.admit(&request)?;
-        let taken = self.inner.take_lock(request.into_inner()).await;
+        let taken = self.leader()?.take_lock(request.into_inner()).await;
         taken.map(Response::new).map_err(CallError::into_status)
     }
 
@@ -268,12 +267,12 @@ impl Meta for Served {
         request: Request<GiveBackLocksRequest>,
     ) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        empty(self.inner.give_back_locks(request.into_inner()).await)
+        empty(self.leader()?.give_back_locks(request.into_inner()).await)
     }
 
     async fn locks(&self, request: Request<Empty>) -> Result<Response<proto::ListedLocks>, Status> {
         self.admission.admit(&request)?;
-        let locks = self.inner.locks().await.map_err(CallError::into_status)?;
+        let locks = self.leader()?.locks().await.map_err(CallError::into_status)?;
         Ok(Response::new(proto::ListedLocks { locks }))
     }
 }
@@ -450,9 +449,9 @@ impl MetaControl for RemoteMeta {
         self.peer.wait(Empty {}, send).await.map(drop)
     }
 
-    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
+    async fn jobs(&self) -> Result<JobReports, CallError> {
         let send = |t, r| async move { client(t).jobs(r).await };
-        Ok(self.peer.ask(Empty {}, send).await?.jobs)
+        self.peer.ask(Empty {}, send).await
     }
 
     async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {

@@ -10,7 +10,7 @@ use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    GiveBackLocksRequest, Heartbeat, JobReport, ListedLock, MetaControl, ReadEpoch, RecordStream,
+    GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
     TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::dml::{
@@ -298,8 +298,8 @@ impl MetaControl for Fake {
         Ok(())
     }
 
-    async fn jobs(&self) -> Result<Vec<JobReport>, CallError> {
-        Ok(vec![filled::one("millrace.rpc.JobReport")])
+    async fn jobs(&self) -> Result<JobReports, CallError> {
+        Ok(filled::one("millrace.rpc.JobReports"))
     }
 
     async fn take_lock(&self, request: TakeLockRequest) -> Result<TakeLockAnswer, CallError> {

@@ -1,0 +1,151 @@
+//! What becomes of announced keys, as processes report it to each other.
+
+use millrace_executor::lookahead::slack::{ReadTimes, SideSlack, Spot, SpotSlack};
+use millrace_executor::stats::{LookaheadMeasures, LookaheadStats};
+use millrace_graph::lookahead::Place;
+use millrace_rpc::control::{LookaheadPlace, LookaheadReport, Quantiles, SideReport, SpotReport};
+
+/// As it is sent.
+pub(super) fn report(keys: &LookaheadStats, measures: &LookaheadMeasures) -> LookaheadReport {
+    LookaheadReport {
+        active: keys.active as u64,
+        hinted: keys.hinted,
+        hint_bytes: keys.hint_bytes,
+        resident: keys.resident,
+        prefetched: keys.prefetched,
+        in_time: keys.in_time,
+        late: keys.late,
+        absent: keys.absent,
+        unused: keys.unused,
+        dropped: keys.dropped,
+        stale: keys.stale,
+        missed: keys.missed,
+        demand_requests: measures.demand_requests,
+        ahead_requests: measures.ahead_requests,
+        sides: measures.sides.iter().map(side_report).collect(),
+        epochs: measures.reads.epochs as u64,
+        without_demand: measures.reads.without_demand,
+        slowest: Some(quantiles_report(measures.reads.slowest)),
+    }
+}
+
+/// As it is shown.
+pub(super) fn stats(report: LookaheadReport) -> (LookaheadStats, LookaheadMeasures) {
+    let keys = LookaheadStats {
+        active: report.active as usize,
+        hinted: report.hinted,
+        hint_bytes: report.hint_bytes,
+        resident: report.resident,
+        prefetched: report.prefetched,
+        in_time: report.in_time,
+        late: report.late,
+        absent: report.absent,
+        unused: report.unused,
+        dropped: report.dropped,
+        stale: report.stale,
+        missed: report.missed,
+    };
+    let measures = LookaheadMeasures {
+        sides: report.sides.into_iter().map(side).collect(),
+        reads: ReadTimes {
+            epochs: report.epochs as usize,
+            without_demand: report.without_demand,
+            slowest: quantiles(report.slowest),
+        },
+        demand_requests: report.demand_requests,
+        ahead_requests: report.ahead_requests,
+    };
+    (keys, measures)
+}
+
+fn side_report(of: &SideSlack) -> SideReport {
+    let spot = |of: &SpotSlack| SpotReport {
+        is_own: of.spot.is_own,
+        place: place_report(of.spot.place) as i32,
+        epochs: of.epochs as u64,
+        slack: Some(quantiles_report(of.quantiles)),
+    };
+    let spots = of.spots.iter().map(spot).collect();
+    SideReport { port: of.port as u32, active: of.active as u32, spots }
+}
+
+fn side(of: SideReport) -> SideSlack {
+    let spot = |of: SpotReport| SpotSlack {
+        spot: Spot { is_own: of.is_own, place: place(of.place()) },
+        epochs: of.epochs as usize,
+        quantiles: quantiles(of.slack),
+    };
+    let spots = of.spots.into_iter().map(spot).collect();
+    SideSlack { port: of.port as usize, active: of.active as usize, spots }
+}
+
+fn place_report(place: Place) -> LookaheadPlace {
+    match place {
+        Place::Entry => LookaheadPlace::Entry,
+        Place::Root => LookaheadPlace::Root,
+        Place::Leaf => LookaheadPlace::Leaf,
+    }
+}
+
+fn place(place: LookaheadPlace) -> Place {
+    match place {
+        LookaheadPlace::Entry => Place::Entry,
+        LookaheadPlace::Root => Place::Root,
+        LookaheadPlace::Leaf => Place::Leaf,
+    }
+}
+
+fn quantiles_report([low, middle, high]: [Option<i64>; 3]) -> Quantiles {
+    Quantiles { low, middle, high }
+}
+
+fn quantiles(of: Option<Quantiles>) -> [Option<i64>; 3] {
+    let Quantiles { low, middle, high } = of.unwrap_or_default();
+    [low, middle, high]
+}
+
+/// Values that differ from each other and from what is not told.
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn keys() -> LookaheadStats {
+        LookaheadStats {
+            active: 40,
+            hinted: 41,
+            hint_bytes: 42,
+            resident: 43,
+            prefetched: 44,
+            in_time: 45,
+            late: 46,
+            absent: 47,
+            unused: 48,
+            dropped: 49,
+            stale: 50,
+            missed: 51,
+        }
+    }
+
+    pub fn measures() -> LookaheadMeasures {
+        let spot = |is_own, place, low| SpotSlack {
+            spot: Spot { is_own, place },
+            epochs: 52,
+            quantiles: [Some(low), Some(54), None],
+        };
+        let spots = vec![
+            spot(true, Place::Entry, -53),
+            spot(false, Place::Root, 0),
+            spot(true, Place::Leaf, 55),
+        ];
+        LookaheadMeasures {
+            sides: vec![SideSlack { port: 1, active: 2, spots }],
+            reads: ReadTimes {
+                epochs: 56,
+                without_demand: Some(0.57),
+                slowest: [None, Some(58), Some(59)],
+            },
+            demand_requests: 60,
+            ahead_requests: 61,
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What an operator sees of a cluster through SQL.
+
+use tokio_postgres::{Client, SimpleQueryMessage};
+
+use crate::one;
+use crate::process::Cluster;
+use crate::sessions::await_true;
+
+/// The first column of all rows, as text.
+async fn lines(client: &Client, sql: &str) -> String {
+    let answer = client.simple_query(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    let line = |message: &SimpleQueryMessage| match message {
+        SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    };
+    answer.iter().filter_map(line).collect::<Vec<_>>().join("\n")
+}
+
+async fn run(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lookahead_of_jobs_elsewhere_is_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, k bigint, v bigint)").await;
+    run(&client, "CREATE MATERIALIZED VIEW per_k AS SELECT k, sum(v) AS s FROM t GROUP BY k").await;
+    let rows = "SELECT i, i % 1000, i FROM generate_series";
+    run(&client, &format!("INSERT INTO t {rows}(1, 5000) AS g(i)")).await;
+    run(&client, "FLUSH").await;
+    // Another process has none of the groups in memory.
+    cluster.process("compute").kill();
+    cluster.begin("compute");
+    run(&client, &format!("INSERT INTO t {rows}(5001, 10000) AS g(i)")).await;
+    assert_eq!(one::<i64>(&client, "SELECT count(*) FROM per_k").await, 1000);
+    let of_view = "FROM millrace_catalog.lookahead WHERE relation_name = 'per_k'";
+    await_true(&client, &format!("SELECT count(*) {of_view} AND demand > 0")).await;
+    await_true(&client, &format!("SELECT count(*) {of_view} AND requests_demand > 0")).await;
+    let places = format!("SELECT count(*) {of_view} AND places LIKE '%entry%'");
+    await_true(&client, &places).await;
+    let explained = lines(&client, "EXPLAIN ANALYZE MATERIALIZED VIEW per_k").await;
+    for part in ["lookahead: ", " waited for", "S3 Standard"] {
+        assert!(explained.contains(part), "{part}: {explained}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_tell_how_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend2").await;
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY)").await;
+    let of = |role: &str, what: &str| {
+        format!(
+            "SELECT count(*) FROM millrace_catalog.processes \
+             WHERE roles = ARRAY['{role}'] AND {what}"
+        )
+    };
+    for role in ["compute", "compactor", "frontend"] {
+        let heard = "heartbeat_ms BETWEEN 0 AND 6000 AND applied_record > 0";
+        await_true(&client, &of(role, heard)).await;
+    }
+    await_true(&client, &of("meta", "heartbeat_ms IS NULL AND applied_record > 0")).await;
+    await_true(&client, &of("compute", "jobs = 1")).await;
+    await_true(&client, &of("compactor", "jobs = 0")).await;
+    // Without a leader the log tells who takes part, and nobody how they are.
+    cluster.process("meta").kill();
+    await_true(&client, &of("compute", "jobs = 1 AND heartbeat_ms IS NULL")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_source_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    let folder = dir.path().join("rows");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("1.csv"), "1\n2\n").unwrap();
+    let source = format!(
+        "CREATE SOURCE s (v bigint) WITH (connector = 'fs', path = '{}/*.csv', \
+         discovery_interval = '100ms') FORMAT PLAIN ENCODE CSV",
+        folder.display()
+    );
+    run(&client, &source).await;
+    run(&client, "CREATE MATERIALIZED VIEW n AS SELECT count(*) AS n FROM s").await;
+    await_true(&client, "SELECT (n = 2)::int::bigint FROM n").await;
+    let is_known = "SELECT count(*) FROM millrace_catalog.source_splits \
+                    WHERE available_offset = current_offset AND lag = 0";
+    await_true(&client, is_known).await;
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "no folder any more").unwrap();
+    let fails = "SELECT count(*) FROM millrace_catalog.sources \
+                 WHERE state = 'failing' AND reason IS NOT NULL";
+    await_true(&client, fails).await;
+    let of_view = "SELECT count(*) FROM millrace_catalog.jobs \
+                   WHERE name = 'n' AND reason LIKE 'source \"s\": %'";
+    await_true(&client, of_view).await;
+}
