@@ -114,6 +114,8 @@ pub struct ErrorParts {
     pub context: Option<String>,
     /// The table, column or constraint that the error is about, for programs to read.
     pub object: Option<ErrorObject>,
+    /// Which of a statement's rows it is about, counted from 0, for who knows where that row came from.
+    pub row: Option<u64>,
     /// PostgreSQL's name of the function that reports the error, where drivers decide by it.
     pub routine: Option<&'static str>,
 }
@@ -152,6 +154,7 @@ impl SqlError {
             after: None,
             context: None,
             object: None,
+            row: None,
             routine: None,
         }))
     }

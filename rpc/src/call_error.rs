@@ -252,6 +252,7 @@ pub(crate) fn error_to_proto(e: &SqlError) -> proto::SqlError {
         context: text(&e.context),
         object,
         routine: e.routine.map(str::to_owned),
+        row: e.row,
     }
 }
 
@@ -265,6 +266,7 @@ pub(crate) fn error_from_proto(e: proto::SqlError) -> SqlError {
     error.position = e.position;
     error.after = e.after_line.zip(e.after_column);
     error.context = e.context;
+    error.row = e.row;
     error.object = e.object.map(|o| ErrorObject {
         schema: o.schema,
         table: o.table,

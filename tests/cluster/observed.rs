@@ -1,5 +1,7 @@
 //! What an operator sees of a cluster through SQL.
 
+use bytes::Bytes;
+use futures::SinkExt;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::one;
@@ -97,4 +99,30 @@ async fn what_is_wrong_with_a_source_is_told() {
     let of_view = "SELECT count(*) FROM millrace_catalog.jobs \
                    WHERE name = 'n' AND reason LIKE 'source \"s\": %'";
     await_true(&client, of_view).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_line_of_a_bad_row_of_copy_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, v text NOT NULL)").await;
+    run(&client, "INSERT INTO t VALUES (7, 'there')").await;
+    for (data, code, place) in [
+        ("1\ta\n2\tb\n1\tc\n", "23505", "COPY t, line 3"),
+        ("1\ta\n2\tb\n3\tc\n7\td\n", "23505", "COPY t, line 4"),
+        ("1\ta\nx\tb\n", "22P02", "COPY t, line 2, column id: \"x\""),
+        ("1\t\\N\n", "23502", "COPY t, line 1: \"1\t\\N\""),
+    ] {
+        let sink = client.copy_in("COPY t FROM STDIN").await.unwrap();
+        futures::pin_mut!(sink);
+        let sent = sink.send(Bytes::from_static(data.as_bytes())).await;
+        let error = match sent {
+            Ok(()) => sink.finish().await.expect_err("a row is bad"),
+            Err(error) => error,
+        };
+        let error = error.as_db_error().expect("the server refuses it");
+        assert_eq!((error.code().code(), error.where_()), (code, Some(place)), "{data:?}");
+    }
+    assert_eq!(one::<i64>(&client, "SELECT count(*) FROM t").await, 1);
 }

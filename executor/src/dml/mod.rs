@@ -84,10 +84,12 @@ impl From<DmlError> for SqlError {
                 SqlState::SERIALIZATION_FAILURE,
                 "could not serialize access due to concurrent update",
             ),
-            DmlError::UniqueViolation { ref detail, ref constraint, .. } => {
-                SqlError::new(SqlState::UNIQUE_VIOLATION, e.to_string())
+            DmlError::UniqueViolation { ref detail, ref constraint, row } => {
+                let mut error = SqlError::new(SqlState::UNIQUE_VIOLATION, e.to_string())
                     .with_detail(detail.clone())
-                    .with_object(constraint.as_ref().clone())
+                    .with_object(constraint.as_ref().clone());
+                error.row = row.map(|row| row as u64);
+                error
             }
         }
     }

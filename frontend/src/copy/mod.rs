@@ -386,12 +386,9 @@ impl CopyIn {
 
 /// The error with the line of a duplicate key, if it is known which row has it.
 fn at_duplicate(lines: &Lines, e: DmlError) -> SqlError {
-    let row = match &e {
-        DmlError::UniqueViolation { row, .. } => *row,
-        _ => None,
-    };
-    match row {
-        Some(row) => lines.at_input_row(row, e.into()),
-        None => e.into(),
+    let e = SqlError::from(e);
+    match e.row {
+        Some(row) => lines.at_input_row(row as usize, e),
+        None => e,
     }
 }

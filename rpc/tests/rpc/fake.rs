@@ -72,6 +72,7 @@ pub fn error() -> SqlError {
         .with_routine("routine")
         .with_context("context");
     error.after = Some((3, 4));
+    error.row = Some(5);
     error
 }
 
