@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use millrace_storage::cache::AdmissionPolicy;
 use serde::Deserialize;
 
@@ -145,10 +145,25 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_GC_INTERVAL", value_name = "DURATION", help_heading = "Tuning")]
     pub gc_interval: Option<String>,
 
+    /// How the log on stderr is written: for people, or each line a JSON object [default: text]
+    #[arg(long, env = "MILLRACE_LOG_FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+
     /// A TOML file with any of the above (listen = "…", data-dir = "…")
     #[arg(long, env = "MILLRACE_CONFIG", value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people
+    #[default]
+    Text,
+    /// Each line is a JSON object
+    Json,
 }
 
 /// Resolved settings of a standalone process.
@@ -338,6 +353,16 @@ const GIB: usize = 1 << 30;
 const MIN_MEMORY: usize = 64_000_000;
 
 impl Options {
+    /// How the log is written, which is needed before the rest. A config file that cannot be read is an error of
+    /// [`Options::resolve`].
+    pub fn log_format(&self) -> LogFormat {
+        let of_file = || {
+            let file: toml::Table = toml::from_str(&read_file(self.config.as_ref()?).ok()?).ok()?;
+            file.get("log-format")?.clone().try_into().ok()
+        };
+        self.log_format.or_else(of_file).unwrap_or_default()
+    }
+
     /// Fills what is not given from the config file, then from defaults.
     pub fn resolve(self) -> Result<Config, ConfigError> {
         let file = match &self.config {
@@ -415,6 +440,7 @@ impl Options {
             disk_cache_admission: self.disk_cache_admission.or(file.disk_cache_admission),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
+            log_format: self.log_format.or(file.log_format),
             config: self.config,
         }
     }

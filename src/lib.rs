@@ -16,5 +16,5 @@ pub mod roles;
 pub mod runtimes;
 pub mod standalone;
 
-pub use config::{Access, Config, ConfigError, Http, Options, Password, Tuning};
+pub use config::{Access, Config, ConfigError, Http, LogFormat, Options, Password, Tuning};
 pub use standalone::{Overrides, Standalone, StartError};

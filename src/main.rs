@@ -10,7 +10,7 @@ use millrace::roles::{
     ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
     RoleConfig,
 };
-use millrace::{Options, Overrides, Standalone};
+use millrace::{LogFormat, Options, Overrides, Standalone};
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -94,16 +94,8 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&given).unwrap_or_else(|e| e.exit());
     // The demo draws on the terminal: only what matters may come between.
     let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
-        .log_internal_errors(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("MILLRACE_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level)),
-        )
-        .init();
+    let format = log_format(&cli);
+    begin_log(level, format);
     let result = match cli.command {
         Some(Command::Standalone(options)) => run(options, serve),
         Some(Command::Meta(options)) => run_role(options, Role::Meta, &given),
@@ -119,8 +111,49 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
-            eprintln!("millrace: {message}");
+            match format {
+                LogFormat::Text => eprintln!("millrace: {message}"),
+                LogFormat::Json => tracing::error!("{message}"),
+            }
             ExitCode::FAILURE
+        }
+    }
+}
+
+fn log_format(cli: &Cli) -> LogFormat {
+    match &cli.command {
+        None => cli.options.log_format(),
+        Some(Command::Standalone(options)) => options.log_format(),
+        Some(
+            Command::Meta(options)
+            | Command::Frontend(options)
+            | Command::Compute(options)
+            | Command::Compactor(options),
+        ) => options.process.log_format(),
+        Some(Command::Demo(demo)) => demo.options.log_format(),
+        Some(Command::Backup(_) | Command::Restore(_) | Command::Health(_)) => LogFormat::Text,
+    }
+}
+
+/// From here on the process has a log.
+fn begin_log(level: &str, format: LogFormat) {
+    let builder = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(
+            format == LogFormat::Text && std::io::IsTerminal::is_terminal(&std::io::stderr()),
+        )
+        // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
+        .log_internal_errors(false)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("MILLRACE_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level)),
+        );
+    match format {
+        LogFormat::Text => builder.init(),
+        LogFormat::Json => {
+            builder.json().flatten_event(true).with_current_span(false).init();
+            // What would be written beside the log is an entry of it.
+            std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }
     }
 }

@@ -1,11 +1,15 @@
-//! What an operator sees of a cluster through SQL.
+//! What an operator sees of a cluster through SQL, and in the logs of its processes.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::SinkExt;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::one;
-use crate::process::Cluster;
+use crate::process::{Cluster, Process};
 use crate::sessions::await_true;
 
 /// The first column of all rows, as text.
@@ -125,4 +129,55 @@ async fn the_line_of_a_bad_row_of_copy_is_told() {
         assert_eq!((error.code().code(), error.where_()), (code, Some(place)), "{data:?}");
     }
     assert_eq!(one::<i64>(&client, "SELECT count(*) FROM t").await, 1);
+}
+
+/// Each line of a log is an object that says when, how severe and what.
+fn check_json(log: &str, what: &str) {
+    assert!(!log.is_empty(), "{what} has told nothing");
+    for line in log.lines() {
+        let entry: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("{what}: {e}: {line}"));
+        for field in ["timestamp", "level", "message"] {
+            assert!(entry[field].is_string(), "{what}: {field}: {line}");
+        }
+    }
+}
+
+fn standalone(dir: &Path, memory: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.args(["standalone", "--listen=127.0.0.1:0", "--http=off", "--memory-limit", memory]);
+    command.arg("--data-dir").arg(dir);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn logs_are_json_where_that_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster =
+        Cluster::start_with_flags(dir.path(), &Cluster::NAMES, &["--log-format=json"]).await;
+    run(&cluster.connect("frontend1").await, "CREATE TABLE t (id bigint)").await;
+    for name in Cluster::NAMES {
+        let process = cluster.process(name);
+        process.signal("TERM");
+        process.await_end(Duration::from_secs(60));
+        check_json(&process.log(), name);
+    }
+    // What a process ends with is of its log, too.
+    let mut command = standalone(&dir.path().join("alone"), "1");
+    command.env("MILLRACE_LOG_FORMAT", "json");
+    let mut refused = Process::spawn(command);
+    refused.await_end(Duration::from_secs(60));
+    check_json(&refused.log(), "standalone");
+    let file = dir.path().join("millrace.toml");
+    std::fs::write(&file, "log-format = \"json\"\n").unwrap();
+    let mut command = standalone(&dir.path().join("alone"), "128MB");
+    command.arg("--config").arg(&file);
+    let mut alone = Process::spawn(command);
+    while alone.log().is_empty() {
+        assert!(!alone.has_ended(), "it has ended without a word");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    alone.signal("TERM");
+    alone.await_end(Duration::from_secs(60));
+    check_json(&alone.log(), "standalone");
 }

@@ -134,6 +134,7 @@ pub struct Cluster {
     /// Where those listen that others must find again when they were killed.
     ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
+    flags: &'static [&'static str],
     starts: u32,
 }
 
@@ -170,11 +171,20 @@ impl Cluster {
     }
 
     pub async fn start_with(dir: &Path, names: &[&'static str]) -> Cluster {
+        Cluster::start_with_flags(dir, names, &[]).await
+    }
+
+    /// All processes are given these flags, too.
+    pub async fn start_with_flags(
+        dir: &Path,
+        names: &[&'static str],
+        flags: &'static [&'static str],
+    ) -> Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
         let ports = names.iter().filter(|name| !name.starts_with("frontend"));
         let ports = ports.map(|name| (*name, free_address())).collect();
         let (dir, processes) = (dir.to_owned(), BTreeMap::new());
-        let mut cluster = Cluster { dir, s3, ports, processes, starts: 0 };
+        let mut cluster = Cluster { dir, s3, ports, processes, flags, starts: 0 };
         for name in names {
             cluster.begin(name);
         }
@@ -207,6 +217,7 @@ impl Cluster {
             .arg("--data-dir")
             .arg(data_dir)
             .args(SMALL)
+            .args(self.flags)
             .envs([
                 ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
                 ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
