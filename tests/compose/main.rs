@@ -11,7 +11,15 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 
 const SERVICES: [&str; 9] = [
-    "s3", "meta-1", "meta-2", "compute-1", "compute-2", "compute-3", "compactor", "frontend-1", "frontend-2",
+    "s3",
+    "meta-1",
+    "meta-2",
+    "compute-1",
+    "compute-2",
+    "compute-3",
+    "compactor",
+    "frontend-1",
+    "frontend-2",
 ];
 const FRONTENDS: [&str; 2] = ["frontend-1", "frontend-2"];
 /// Until a started cluster answers, and until it answers after a loss.
