@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures::SinkExt;
@@ -10,7 +10,7 @@ use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::one;
 use crate::process::{Cluster, Process};
-use crate::sessions::await_true;
+use crate::sessions::{LIMIT, await_true};
 
 /// The first column of all rows, as text.
 async fn lines(client: &Client, sql: &str) -> String {
@@ -32,11 +32,18 @@ async fn lookahead_of_jobs_elsewhere_is_shown() {
     let mut cluster = Cluster::start(dir.path()).await;
     let client = cluster.connect("frontend1").await;
     run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, k bigint, v bigint)").await;
+    run(&client, "SET lookahead = 'entry'").await;
     run(&client, "CREATE MATERIALIZED VIEW per_k AS SELECT k, sum(v) AS s FROM t GROUP BY k").await;
     let rows = "SELECT i, i % 1000, i FROM generate_series";
     run(&client, &format!("INSERT INTO t {rows}(1, 5000) AS g(i)")).await;
     run(&client, "FLUSH").await;
-    // Another process has none of the groups in memory.
+    let explain = "EXPLAIN ANALYZE MATERIALIZED VIEW per_k";
+    let deadline = Instant::now() + LIMIT;
+    while !lines(&client, explain).await.contains("aggregate: 0 B in memory") {
+        assert!(Instant::now() < deadline, "{}", lines(&client, explain).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    // Another process has none of the groups in memory: its rows wait for the store.
     cluster.process("compute").kill();
     cluster.begin("compute");
     run(&client, &format!("INSERT INTO t {rows}(5001, 10000) AS g(i)")).await;
@@ -46,7 +53,7 @@ async fn lookahead_of_jobs_elsewhere_is_shown() {
     await_true(&client, &format!("SELECT count(*) {of_view} AND requests_demand > 0")).await;
     let places = format!("SELECT count(*) {of_view} AND places LIKE '%entry%'");
     await_true(&client, &places).await;
-    let explained = lines(&client, "EXPLAIN ANALYZE MATERIALIZED VIEW per_k").await;
+    let explained = lines(&client, explain).await;
     for part in ["lookahead: ", " waited for", "S3 Standard"] {
         assert!(explained.contains(part), "{part}: {explained}");
     }
@@ -96,7 +103,6 @@ async fn what_is_wrong_with_a_source_is_told() {
                     WHERE available_offset = current_offset AND lag = 0";
     await_true(&client, is_known).await;
     std::fs::remove_dir_all(&folder).unwrap();
-    std::fs::write(&folder, "no folder any more").unwrap();
     let fails = "SELECT count(*) FROM millrace_catalog.sources \
                  WHERE state = 'failing' AND reason IS NOT NULL";
     await_true(&client, fails).await;

@@ -10,7 +10,7 @@ use crate::one;
 use crate::process::Cluster;
 
 /// How long a test waits for what must come.
-const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 /// A statement that does not end by itself, on the threads of queries.
 const LONG: &str =
     "SELECT count(*) FROM generate_series(1, 10000000) a, generate_series(1, 10000000) b";

@@ -66,7 +66,12 @@ fn asks_for_reports(parsed: &ParsedStatement) -> bool {
         Statement::Explain(explain) => explain.analyze,
         Statement::Sql(_) if is_read(parsed) => {
             let names = |word: &str| contains(&parsed.text, word);
-            names("millrace_catalog") && REPORTS.into_iter().any(names) || names("_size(")
+            let names_table = |table: &str| match names(PROCESSES) {
+                // It has a column of that name, and is there without a leader.
+                true => names(&format!("millrace_catalog.{table}")),
+                false => names(table),
+            };
+            names("millrace_catalog") && REPORTS.into_iter().any(names_table) || names("_size(")
         }
         _ => false,
     }
@@ -112,6 +117,8 @@ mod tests {
         assert!(asks("SHOW JOBS") && asks("select state from Millrace_Catalog.JOBS"));
         assert!(asks("SELECT pg_relation_size('t')"));
         assert!(!asks("SELECT * FROM millrace_catalog.relations") && !asks("SELECT * FROM jobs"));
+        assert!(!asks("SELECT jobs FROM millrace_catalog.processes"));
+        assert!(asks("SELECT * FROM millrace_catalog.processes, millrace_catalog.jobs"));
         assert!(!asks("SHOW TABLES") && !asks("INSERT INTO t VALUES ('millrace_catalog.jobs')"));
     }
 }
