@@ -180,6 +180,10 @@ impl Entries for Groups {
 
     fn release(&mut self, slot: Slot) -> bool {
         self.values.forget(slot);
+        if self.is_variable {
+            // What a group holds beside its place is not accounted for when the group has left.
+            self.accumulators.iter_mut().for_each(|a| a.reset(slot as usize));
+        }
         self.written[slot as usize]
     }
 }

@@ -164,10 +164,12 @@ impl WindowOperator {
         }
         let step = STEP_CHUNKS * self.env.options.chunk_rows;
         while out.rows() < step && self.emit_group(&mut rest, out)? {}
-        self.settling = rest;
-        if self.is_settling() {
+        if rest.peek().is_some() {
+            self.settling = rest;
             return Ok(());
         }
+        // Until the next time it would hold the room that all of them took.
+        drop(rest);
         let KeyedState { keys, entries: groups, .. } = &mut self.state;
         let waiting: HashSet<Slot> = groups.pending.iter().map(|((slot, _), _)| *slot).collect();
         keys.take_dirty_but(|slot| waiting.contains(&slot));
