@@ -311,12 +311,10 @@ impl SessionTask {
         let request = GiveBackLocksRequest { session, number, locks, ended };
         loop {
             match self.inner.leader.meta.give_back_locks(request.clone()).await {
-                Err(
-                    CallError::Unreachable { .. }
-                    | CallError::NotConnected { .. }
-                    | CallError::StaleTerm { .. }
-                    | CallError::StaleIncarnation { .. },
-                ) => tokio::time::sleep(PAUSE).await,
+                Err(CallError::StaleTerm { .. } | CallError::StaleIncarnation { .. }) => {
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) if error.is_retryable() => tokio::time::sleep(PAUSE).await,
                 Ok(()) | Err(_) => return,
             }
         }
