@@ -49,6 +49,35 @@ async fn a_restarted_server_is_another_process_and_the_only_one() {
     }
 }
 
+/// What `ALTER … SET PARALLELISM` has answered holds after a crash, and no row is lost on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_number_of_tasks_outlasts_a_crash() {
+    const VIEW: &str = "SELECT k % 7 AS g, sum(v) AS v FROM t GROUP BY k % 7";
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let node = Node::start(&store, TUNING).await;
+    let client = node.connect().await;
+    run(&client, "CREATE TABLE t (k int PRIMARY KEY, v bigint)").await;
+    run(&client, &format!("CREATE MATERIALIZED VIEW s AS {VIEW}")).await;
+    // 1 + … + 100.
+    run(&client, "INSERT INTO t SELECT x, x FROM generate_series(1, 100) AS s(x)").await;
+    drop((client, node));
+    for (round, tasks) in [(1, 5), (2, 1), (3, 3)] {
+        let node = Node::start(&store, TUNING).await;
+        let client = node.connect().await;
+        run(&client, &format!("ALTER TABLE t SET PARALLELISM {tasks}")).await;
+        run(&client, &format!("ALTER MATERIALIZED VIEW s SET PARALLELISM {tasks}")).await;
+        drop((client, node));
+        let node = Node::start(&store, TUNING).await;
+        let client = node.connect().await;
+        let told = "SELECT string_agg(name || ' ' || parallelism, ', ' ORDER BY name) \
+                    FROM millrace_catalog.jobs";
+        assert_eq!(one(&client, told).await, format!("s {tasks}, t {tasks}"));
+        run(&client, "UPDATE t SET v = v + 1").await;
+        let sum = one(&client, "SELECT sum(v) FROM s").await;
+        assert_eq!(sum, (5_050 + 100 * round).to_string());
+    }
+}
+
 /// Objects in the bucket that no version names.
 async fn unnamed(meta: &Meta, store: &Arc<dyn ObjectStore>) -> BTreeSet<String> {
     let objects: Vec<_> =

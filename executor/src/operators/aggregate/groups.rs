@@ -187,3 +187,32 @@ impl Entries for Groups {
         self.written[slot as usize]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow::datatypes::{Field, Schema};
+    use millrace_functions::aggregate_kind::AggFunc;
+    use millrace_rpc::catalog::RowStorage;
+
+    use super::*;
+    use crate::operators::aggregate::ordered_entries::Collected;
+    use crate::operators::tests::fake::FakeTable;
+
+    #[test]
+    fn a_group_that_leaves_holds_nothing_any_more() {
+        let text = Field::new("text", DataType::Utf8, true);
+        let schema = Schema::new(vec![Field::new("rows", DataType::Int64, false), text]);
+        let table = FakeTable::new(Arc::new(schema), RowStorage::Keyed, None);
+        let mut collected = Collected::new(AggFunc::StringAgg, false, &DataType::Utf8);
+        collected.ensure(1);
+        collected.set(0, Some("a text that is not short".into()));
+        let accumulators = vec![Accumulator::Collected(collected)];
+        let mut groups = Groups::new(Box::new(table), 0, accumulators, ValueTables::default());
+        groups.ensure(1);
+        assert_eq!(groups.size(0), groups.slot_bytes + 24);
+        groups.release(0);
+        assert_eq!(groups.size(0), groups.slot_bytes, "nobody counts it from now on");
+    }
+}

@@ -48,6 +48,7 @@ struct Asked {
 }
 
 /// See the module.
+#[derive(Default)]
 pub struct ValueTables {
     tables: Vec<ValueTable>,
     reads: Fetches<Asked>,

@@ -4,7 +4,7 @@
 
 mod collected;
 mod eviction;
-mod fake;
+pub(in crate::operators) mod fake;
 mod hints;
 mod history;
 mod keyed;
