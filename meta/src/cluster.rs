@@ -10,13 +10,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::SqlError;
 use millrace_common::task::spawn;
+use millrace_common::{JobId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::log::{
-    DropRelations, Entry, FenceProcess, GiveUp, PlaceJobs, ProcessRole, RegisterProcess,
+    DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, PlaceJobs, ProcessRole,
+    RegisterProcess,
 };
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
@@ -27,6 +28,7 @@ use crate::compactors::Compactors;
 use crate::computes::Computes;
 use crate::fold;
 use crate::log::LogStore;
+use crate::operator::check_worker;
 use crate::placement;
 use crate::shared::Shared;
 use crate::state::MetaState;
@@ -114,11 +116,9 @@ impl Cluster {
 
     /// The process that a new relation's job is to run on; 0: there is none.
     pub fn place_of_new(&self, relation: &Relation) -> u64 {
-        placement::process_of_new(
-            &self.shared.state.read(),
-            &self.computes.incarnations(),
-            relation,
-        )
+        let state = self.shared.state.read();
+        let takers = placement::takers(&state, &self.computes.incarnations());
+        placement::process_of_new(&state, &takers, relation)
     }
 
     /// Does what follows from the log: who is superseded is fenced, what belonged to sessions of the fenced is dropped,
@@ -146,7 +146,8 @@ impl Cluster {
         for _ in 0..PLANS {
             let (number, entries) = {
                 let state = self.shared.state.read();
-                (state.number, placement::plan(&state, &computes, even))
+                let takers = placement::takers(&state, &computes);
+                (state.number, placement::plan(&state, &takers, even))
             };
             if entries.is_empty() {
                 return Ok(number);
@@ -183,6 +184,59 @@ impl Cluster {
             self.fence(&[incarnation]).await?;
         }
         Ok(self.shared.state.read().number)
+    }
+
+    /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.
+    pub async fn move_job(&self, job: JobId, worker: u64) -> Result<Vec<u32>, CallError> {
+        let _one = self.turn.lock().await;
+        let jobs: Vec<u32> = {
+            let state = self.shared.state.read();
+            check_worker(&state, worker)?;
+            if state.processes.is_drained(worker) {
+                let message = format!("process {worker} is drained: it is given no jobs");
+                return Err(not_now(message)
+                    .with_hint("millrace ctl drain --undo allows them again.")
+                    .into());
+            }
+            let group = placement::group_of(&state, job).ok_or_else(|| {
+                SqlError::new(SqlState::UNDEFINED_OBJECT, format!("there is no job {}", job.0))
+            })?;
+            let is_elsewhere = |id: &JobId| state.jobs.get(id).is_some_and(|j| j.process != worker);
+            group.into_iter().filter(is_elsewhere).map(|id| id.0).collect()
+        };
+        if !jobs.is_empty() {
+            info!(incarnation = worker, ?jobs, "jobs are moved by an operator");
+            let entry = PlaceJobs { incarnation: worker, jobs: jobs.clone() };
+            self.append(Entry::PlaceJobs(entry)).await?;
+        }
+        Ok(jobs)
+    }
+
+    /// Takes a process's jobs away and gives it no others; `undo`: it takes jobs again. Returns the jobs that run elsewhere
+    /// than before.
+    pub async fn drain(&self, worker: u64, undo: bool) -> Result<Vec<u32>, CallError> {
+        let _one = self.turn.lock().await;
+        let before = {
+            let state = self.shared.state.read();
+            check_worker(&state, worker)?;
+            let takes = |id: &u64| *id != worker && !state.processes.is_drained(*id);
+            if !undo && !self.computes.incarnations().iter().any(takes) {
+                let message = format!("process {worker} is the only one that takes jobs");
+                return Err(not_now(message)
+                    .with_hint("Start another compute process first.")
+                    .into());
+            }
+            processes_of_jobs(&state)
+        };
+        info!(incarnation = worker, undo, "a process is drained by an operator");
+        self.append(Entry::DrainProcess(DrainProcess { incarnation: worker, undo })).await?;
+        self.settle().await?;
+        if undo && self.shared.state.read().jobs_of(worker) == 0 {
+            self.place(true).await?;
+        }
+        let state = self.shared.state.read();
+        let moved = |(id, process): &(&JobId, &u64)| before.get(*id).is_some_and(|b| b != *process);
+        Ok(processes_of_jobs(&state).iter().filter(moved).map(|(id, _)| id.0).collect())
     }
 
     /// Fences processes, for good: what runs on them is placed on others, if there are any.
@@ -308,6 +362,14 @@ impl Cluster {
             }
         }
     }
+}
+
+fn processes_of_jobs(state: &MetaState) -> BTreeMap<JobId, u64> {
+    state.jobs.iter().map(|(id, job)| (*id, job.process)).collect()
+}
+
+fn not_now(message: String) -> SqlError {
+    SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
 }
 
 pub fn has_role(process: &RegisterProcess, role: ProcessRole) -> bool {

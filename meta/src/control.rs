@@ -30,7 +30,7 @@ use crate::processes::ProcessStatus;
 const MESSAGE_RECORDS: usize = 64;
 
 impl Meta {
-    fn cluster(&self) -> Result<&Arc<Cluster>, CallError> {
+    pub(crate) fn cluster(&self) -> Result<&Arc<Cluster>, CallError> {
         let alone = || SqlError::unsupported("other processes beside a standalone server");
         self.cluster.get().ok_or_else(|| alone().into())
     }
@@ -45,7 +45,7 @@ impl Meta {
     }
 
     /// How a process is that the log has as live.
-    fn process_report(&self, status: &ProcessStatus) -> ProcessReport {
+    pub(crate) fn process_report(&self, status: &ProcessStatus) -> ProcessReport {
         let is_leader = self.shared.incarnation.get() == Some(&status.incarnation);
         let heartbeat = status.heartbeat.filter(|_| !is_leader);
         ProcessReport {
@@ -201,15 +201,8 @@ impl MetaControl for Meta {
 
     async fn jobs(&self) -> Result<JobReports, CallError> {
         let own: BTreeMap<u32, JobReport> = self.shared.members.job_reports();
-        let own_of = |id: RelationId| own.get(&id.0).cloned().unwrap_or_default();
-        let statuses = self.job_statuses().into_iter();
         Ok(JobReports {
-            jobs: statuses
-                .map(|s| {
-                    let own = own_of(s.relation);
-                    self.job_report(s, own)
-                })
-                .collect(),
+            jobs: self.told_jobs(),
             sources: self.source_reports(|id| own.get(&id.0)?.feed_error.clone()),
             processes: self.processes().iter().map(|p| self.process_report(p)).collect(),
         })

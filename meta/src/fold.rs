@@ -102,6 +102,7 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::FenceProcess(e) => process::fence(state, e),
         Entry::PlaceJobs(e) => process::place(state, e),
         Entry::GiveUp(e) => process::give_up(state, e),
+        Entry::DrainProcess(e) => process::drain(state, e),
     }
 }
 

@@ -86,7 +86,8 @@ impl Collector {
     /// was appended.
     pub async fn run(self) {
         // Recovery has the store to itself.
-        tokio::time::sleep(self.options.period).await;
+        let mut ended = 0;
+        self.pause(ended).await;
         let mut undeleted = Vec::new();
         let mut dropped = Dropped::default();
         let mut swept = self.try_sweep(&mut undeleted).await;
@@ -95,9 +96,10 @@ impl Collector {
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
             if swept == self.fenced() && undeleted.is_empty() {
-                self.news(dropped.is_waiting()).await;
+                self.news(dropped.is_waiting(), ended).await;
             }
-            tokio::time::sleep(self.options.period).await;
+            self.pause(ended).await;
+            let round = self.shared.collection.asked();
             if swept != self.fenced() {
                 swept = self.try_sweep(&mut undeleted).await;
             }
@@ -113,6 +115,17 @@ impl Collector {
             if let Err(error) = self.collect(&mut dropped, &mut undeleted).await {
                 warn!(%error, "garbage was not collected this time");
             }
+            self.shared.collection.end(round);
+            ended = round;
+        }
+    }
+
+    /// Between two rounds; none if somebody has asked for another than the one that has ended.
+    async fn pause(&self, ended: u64) {
+        tokio::select! {
+            biased;
+            () = self.shared.collection.asked_beyond(ended) => {}
+            () = tokio::time::sleep(self.options.period) => {}
         }
     }
 
@@ -132,8 +145,8 @@ impl Collector {
     }
 
     /// Until a record was appended, something was given up, a process has applied more if one is waited for, or garbage
-    /// is old enough that was not when it was last looked at.
-    async fn news(&self, waits_for_process: bool) {
+    /// is old enough that was not when it was last looked at; or another round is asked for than the one that has ended.
+    async fn news(&self, waits_for_process: bool, ended: u64) {
         let has_garbage = self.shared.state.read().objects.has_garbage();
         let retention = self.shared.settings().object_retention;
         // In a fixed order, so that a seed repeats a run. Each comes once.
@@ -141,6 +154,7 @@ impl Collector {
             biased;
             () = self.shared.appended.notified() => {}
             () = self.given_up.wait() => {}
+            () = self.shared.collection.asked_beyond(ended) => {}
             () = self.shared.applied.changed.notified(), if waits_for_process => {}
             () = tokio::time::sleep(retention), if has_garbage => {}
         }

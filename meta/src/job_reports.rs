@@ -12,6 +12,16 @@ use crate::meta::Meta;
 use crate::status::{JobState, JobStatus, STALL_AFTER};
 
 impl Meta {
+    /// All jobs, with what the processes say that they run on.
+    pub fn told_jobs(&self) -> Vec<JobReport> {
+        let own = self.shared.members.job_reports();
+        let report = |status: JobStatus| {
+            let own = own.get(&status.relation.0).cloned().unwrap_or_default();
+            self.job_report(status, own)
+        };
+        self.job_statuses().into_iter().map(report).collect()
+    }
+
     /// A job, given what its process says of it.
     pub fn job_report(&self, s: JobStatus, own: JobReport) -> JobReport {
         let stalled = stalled(&s, own.idle_ms.map(Duration::from_millis));

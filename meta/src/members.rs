@@ -109,6 +109,16 @@ impl Members {
         self.0.lock().values().any(|c| c.pinned.contains(object))
     }
 
+    /// The objects that a process reads.
+    pub fn pinned_by(&self, incarnation: u64) -> BTreeSet<String> {
+        self.0.lock().get(&incarnation).map(|c| c.pinned.clone()).unwrap_or_default()
+    }
+
+    /// The lowest epoch that a process reads.
+    pub fn reads_from_of(&self, incarnation: u64) -> Option<Epoch> {
+        self.0.lock().get(&incarnation)?.reads_from
+    }
+
     /// How their processes say that jobs are, by relation; the newest process that names one.
     pub fn job_reports(&self) -> BTreeMap<u32, JobReport> {
         let contacts = self.0.lock();
@@ -131,6 +141,10 @@ mod tests {
     use super::*;
     use crate::processes::Process;
 
+    fn process(registration: RegisterProcess) -> Process {
+        Process { registration, epoch: Epoch::ZERO, number: 1, drained: false }
+    }
+
     fn beat(incarnation: u64) -> Heartbeat {
         Heartbeat { incarnation, ..Heartbeat::default() }
     }
@@ -140,7 +154,7 @@ mod tests {
         let mut processes = Processes::default();
         for id in 1..=3 {
             let registration = RegisterProcess { nonce: id, ..RegisterProcess::default() };
-            processes.register(id, Process { registration, epoch: Epoch::ZERO, number: 1 });
+            processes.register(id, process(registration));
         }
         let members = Members::default();
         members.begin(1, Instant::now());
@@ -162,7 +176,7 @@ mod tests {
     async fn who_waits_for_an_answer_is_not_lost() {
         let mut processes = Processes::default();
         let registration = RegisterProcess { nonce: 1, ..RegisterProcess::default() };
-        processes.register(1, Process { registration, epoch: Epoch::ZERO, number: 1 });
+        processes.register(1, process(registration));
         let (members, env) = (Members::default(), EnvHandle::default());
         members.note(beat(1), Instant::now());
         let answering = members.answering(1, &env);

@@ -252,6 +252,11 @@ impl Meta {
         self.shared.state.read().number
     }
 
+    /// Something of the folded state; nothing is logged meanwhile.
+    pub fn read_state<T>(&self, read: impl FnOnce(&MetaState) -> T) -> T {
+        read(&self.shared.state.read())
+    }
+
     /// The term in which this process leads.
     pub fn term(&self) -> u64 {
         self.shared.state.read().term

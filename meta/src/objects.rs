@@ -149,6 +149,11 @@ impl Objects {
         !self.garbage.is_empty()
     }
 
+    /// All that is garbage, and since when.
+    pub fn garbage(&self) -> impl Iterator<Item = (&str, Epoch)> {
+        self.garbage.iter().map(|(name, since)| (name.as_str(), *since))
+    }
+
     /// Objects that have been garbage since before `epoch`.
     pub fn garbage_before(&self, epoch: Epoch) -> Vec<String> {
         self.garbage.iter().filter(|(_, since)| **since < epoch).map(|(n, _)| n.clone()).collect()

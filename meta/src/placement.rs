@@ -17,7 +17,7 @@ use crate::state::MetaState;
 const NEARNESS: usize = 1;
 
 /// Whether a job writes to tables: all that do run on one process.
-fn writes_tables(relation: &Relation) -> bool {
+pub fn writes_tables(relation: &Relation) -> bool {
     match relation.kind() {
         RelationKind::Table | RelationKind::Source => true,
         _ => relation.target != 0,
@@ -82,6 +82,23 @@ fn process_of(state: &MetaState, job: JobId) -> u64 {
 
 fn is_writer(state: &MetaState, job: JobId) -> bool {
     state.relations.get(&job).is_some_and(|relation| writes_tables(relation))
+}
+
+/// Of the processes that are there, those that jobs may be placed on. One that is drained is the last resort: jobs run
+/// there if there is no other.
+pub fn takers(state: &MetaState, computes: &[u64]) -> Vec<u64> {
+    let takes = |id: &u64| !state.processes.is_drained(*id);
+    match computes.iter().any(takes) {
+        true => computes.iter().copied().filter(takes).collect(),
+        false => computes.to_vec(),
+    }
+}
+
+/// A job, and those that run where it does because they write to tables as well. `None`: there is no such job.
+pub fn group_of(state: &MetaState, job: JobId) -> Option<Vec<JobId>> {
+    state.jobs.get(&job)?;
+    let writers = || state.jobs.keys().copied().filter(|id| is_writer(state, *id)).collect();
+    Some(if is_writer(state, job) { writers() } else { vec![job] })
 }
 
 /// The process that a new relation's job runs on; 0: there is none.
@@ -160,7 +177,9 @@ fn make_even(
 #[cfg(test)]
 mod tests {
     use millrace_common::Epoch;
-    use millrace_rpc::log::{CreateRelation, Entry, LogEntry, LogRecord, RegisterProcess};
+    use millrace_rpc::log::{
+        CreateRelation, DrainProcess, Entry, LogEntry, LogRecord, RegisterProcess,
+    };
 
     use super::*;
     use crate::fold::apply;
@@ -280,6 +299,26 @@ mod tests {
         world.place(&[a, b], false);
         assert!(world.on(t) == world.on(u) && world.on(u) == world.on(w));
         assert_eq!(world.place(&[a, b], false), 0);
+    }
+
+    #[test]
+    fn a_drained_process_has_jobs_only_where_there_is_no_other() {
+        let mut world = World::default();
+        let (a, b, c) = (world.process(1), world.process(2), world.process(3));
+        let t = world.create(&[a], table("t"));
+        let v = world.create(&[a], view("v", &[t]));
+        world.apply(Entry::DrainProcess(DrainProcess { incarnation: a, undo: false }));
+        let takers = takers(&world.0, &[a, b, c]);
+        assert_eq!(takers, [b, c]);
+        world.place(&takers, false);
+        assert!(world.on(t) != a && world.on(v) == world.on(t));
+        assert_eq!(super::takers(&world.0, &[a]), [a], "nobody else is there");
+        assert_eq!(group_of(&world.0, v), Some(vec![v]));
+        let u = world.create(&takers, table("u"));
+        assert_eq!(group_of(&world.0, u), Some(vec![t, u]));
+        assert_eq!(group_of(&world.0, RelationId(999)), None);
+        world.apply(Entry::DrainProcess(DrainProcess { incarnation: a, undo: true }));
+        assert_eq!(super::takers(&world.0, &[a, b, c]), [a, b, c]);
     }
 
     #[test]

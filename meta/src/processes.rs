@@ -25,6 +25,8 @@ pub struct Process {
     /// Of the record that registered it.
     pub epoch: Epoch,
     pub number: u64,
+    /// It is given no jobs.
+    pub drained: bool,
 }
 
 /// A live process and how far it has come.
@@ -101,6 +103,17 @@ impl Processes {
         self.live.insert(incarnation, process);
     }
 
+    /// Whether it is live.
+    pub(crate) fn drain(&mut self, incarnation: u64, drained: bool) -> bool {
+        let process = self.live.get_mut(&incarnation);
+        process.map(|process| process.drained = drained).is_some()
+    }
+
+    /// Whether a live process is given no jobs.
+    pub fn is_drained(&self, incarnation: u64) -> bool {
+        self.live.get(&incarnation).is_some_and(|process| process.drained)
+    }
+
     /// Whether it was live.
     pub(crate) fn fence(&mut self, incarnation: u64) -> bool {
         let Some(process) = self.live.remove(&incarnation) else { return false };
@@ -117,8 +130,8 @@ impl Processes {
         fenced_nonces: Vec<u64>,
     ) -> Processes {
         let process = |p: ProcessSnapshot| {
-            let ProcessSnapshot { incarnation, registration, epoch, number } = p;
-            (incarnation, Process { registration, epoch: Epoch(epoch), number })
+            let ProcessSnapshot { incarnation, registration, epoch, number, drained } = p;
+            (incarnation, Process { registration, epoch: Epoch(epoch), number, drained })
         };
         let live = live.into_iter().map(process).collect();
         Processes { last, live, fenced_nonces: fenced_nonces.into() }
@@ -130,6 +143,7 @@ impl Processes {
             registration: p.registration.clone(),
             epoch: p.epoch.0,
             number: p.number,
+            drained: p.drained,
         };
         self.live.iter().map(process).collect()
     }
@@ -215,7 +229,8 @@ mod tests {
         let mut processes = Processes::default();
         for (incarnation, number) in [(1, 4), (2, 6)] {
             let registration = RegisterProcess { nonce: incarnation, ..Default::default() };
-            let process = Process { registration, epoch: Epoch(number), number };
+            let (epoch, drained) = (Epoch(number), false);
+            let process = Process { registration, epoch, number, drained };
             processes.register(incarnation, process);
         }
         applied.sync(&processes);

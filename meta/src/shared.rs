@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::backlog::StepLimit;
 use crate::catalog::Catalog;
+use crate::collection::Rounds;
 use crate::compaction_queue::CompactionQueue;
 use crate::driver::Driver;
 use crate::epoch_waiters::Waits;
@@ -83,6 +84,8 @@ pub struct Shared {
     pub changes: RelationChanges,
     /// Told of every record: there may be garbage.
     pub appended: Notify,
+    /// When the collector is to run at once.
+    pub collection: Rounds,
     /// Jobs that have committed since the collector last moved their horizons.
     pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
@@ -135,6 +138,7 @@ impl Shared {
             streams: RecordStreams::default(),
             changes: RelationChanges::default(),
             appended: Notify::new(),
+            collection: Rounds::default(),
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
             rewrites: RewriteCounters::default(),

@@ -12,6 +12,7 @@ pub mod control;
 pub mod dml;
 pub mod log;
 pub mod loopback;
+pub mod operator;
 pub mod proto;
 pub mod remote;
 pub mod request;

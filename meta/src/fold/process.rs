@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use millrace_common::RelationId;
-use millrace_rpc::log::{FenceProcess, GiveUp, PlaceJobs, RegisterProcess};
+use millrace_rpc::log::{DrainProcess, FenceProcess, GiveUp, PlaceJobs, RegisterProcess};
 
 use super::{Verdict, applied};
 use crate::error::VoidReason;
@@ -23,7 +23,8 @@ pub fn register(state: &mut MetaState, entry: &RegisterProcess) -> Verdict {
     if state.processes.by_nonce(entry.nonce).is_none() {
         let incarnation = state.processes.next(state.term);
         let (epoch, number) = (state.epoch, state.number);
-        let process = Process { registration: entry.clone(), epoch, number };
+        let registration = entry.clone();
+        let process = Process { registration, epoch, number, drained: false };
         state.processes.register(incarnation, process);
         // With the first one, terms are no incarnations any more.
         forget_deleted(state);
@@ -76,6 +77,14 @@ fn set_process(job: &mut JobRecord, incarnation: u64) {
     if job.process != incarnation {
         job.process = incarnation;
         Arc::make_mut(&mut job.version).generation += 1;
+    }
+}
+
+/// Its jobs stay where they are until they are placed elsewhere.
+pub fn drain(state: &mut MetaState, entry: &DrainProcess) -> Verdict {
+    match state.processes.drain(entry.incarnation, !entry.undo) {
+        true => Ok(applied(state)),
+        false => Err(VoidReason::FencedProcess),
     }
 }
 

@@ -8,6 +8,7 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
+use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
 
@@ -15,8 +16,10 @@ use super::fake::{Behaviour, Cluster, Fake, NoCompactor};
 use super::store::TestStore;
 use super::{TestEnv, table, view};
 use crate::cluster::Connect;
+use crate::gc::GcOptions;
 use crate::members::PROCESS_LEASE;
 use crate::meta::{Meta, MetaOptions};
+use crate::state::MetaState;
 
 /// All processes are one fake worker, whose jobs are those of the newest generation.
 struct Connections {
@@ -221,4 +224,71 @@ async fn what_ended_half_way_is_brought_to_its_end() {
     assert_eq!(*fenced.lock(), [first, second, session]);
     cluster.insert(t).await;
     assert_eq!(cluster.read(&[t, v]).await, [2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drained_process_has_no_jobs_until_that_is_undone() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let frontend = registered(&meta, process(9, ProcessRole::Frontend, "f:1")).await;
+    let t = cluster.created(table("t")).await;
+    let v = cluster.created(view("v", &[t])).await;
+    let message = |error: CallError| error.to_string();
+    let only = meta.drain(first, false).await.map_err(message).unwrap_err();
+    assert!(only.contains("the only one"), "{only}");
+    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    assert_eq!((placed(&meta, t).0, placed(&meta, v).0), (first, second));
+    for (worker, part) in [(frontend, "no compute process"), (777, "there is no process 777")] {
+        let error = meta.drain(worker, false).await.map_err(message).unwrap_err();
+        assert!(error.contains(part), "{error}");
+        let error = meta.move_job(v, worker).await.map_err(message).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+
+    let generation = placed(&meta, t).1;
+    assert_eq!(meta.drain(first, false).await.unwrap().jobs, [t.0]);
+    assert_eq!(placed(&meta, t), (second, Generation(generation.0 + 1)));
+    let w = cluster.created(view("w", &[t])).await;
+    assert_eq!(placed(&meta, w).0, second);
+    let error = meta.move_job(v, first).await.map_err(message).unwrap_err();
+    assert!(error.contains("is drained"), "{error}");
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v, w]).await, [1, 1, 1]);
+    // It is drained for whoever leads next, too.
+    let state = meta.state_for_tests();
+    let again = MetaState::from_snapshot(state.to_snapshot());
+    assert!(again.processes.is_drained(first) && !again.processes.is_drained(second));
+
+    assert!(!meta.drain(first, true).await.unwrap().jobs.is_empty(), "it takes its share again");
+    let third = registered(&meta, process(3, ProcessRole::Compute, "c:1")).await;
+    assert_eq!(placed(&meta, v).0, third, "it has had nothing to do");
+    assert_eq!(meta.move_job(v, first).await.unwrap().jobs, [v.0]);
+    assert_eq!(placed(&meta, v).0, first);
+    assert_eq!(meta.move_job(v, first).await.unwrap().jobs, [0u32; 0], "it is there already");
+    let error = meta.move_job(RelationId(999), third).await.map_err(message).unwrap_err();
+    assert!(error.contains("there is no job 999"), "{error}");
+    cluster.insert(t).await;
+    assert_eq!(cluster.read(&[t, v, w]).await, [2, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn garbage_is_collected_when_an_operator_asks() {
+    let hour = Duration::from_secs(3600);
+    let store = TestStore::new();
+    let options = MetaOptions {
+        env: EnvHandle::new(TestEnv::new(store.requests() + 1)),
+        alone: false,
+        gc: GcOptions { period: hour },
+        ..MetaOptions::new(Arc::clone(&store) as _)
+    };
+    let meta = Meta::open(options).await.unwrap();
+    let connect = Connections { worker: Arc::default(), fenced: Arc::default() };
+    meta.start_cluster(Arc::new(connect)).await.unwrap();
+    let began = tokio::time::Instant::now();
+    for run in [true, false, true] {
+        let report = meta.collection(run).await.unwrap();
+        assert_eq!((report.garbage, report.holders.len()), (0, 1));
+    }
+    assert!(began.elapsed() < hour, "nobody waits for the next round by itself");
 }

@@ -24,7 +24,7 @@ pub use self::job::{
     StartBackfill, Transaction,
 };
 pub use self::process::{
-    FenceProcess, GiveUp, PlaceJobs, ProcessRole, ProcessSnapshot, RegisterProcess,
+    DrainProcess, FenceProcess, GiveUp, PlaceJobs, ProcessRole, ProcessSnapshot, RegisterProcess,
 };
 pub use self::snapshot::{
     CommittedStatement, CounterRange, JobSnapshot, Snapshot, TimelineSnapshot, WatermarksAt,
@@ -60,7 +60,7 @@ pub struct LogRecord {
 pub struct LogEntry {
     #[prost(
         oneof = "Entry",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73, 74"
     )]
     pub entry: Option<Entry>,
 }
@@ -114,6 +114,8 @@ pub enum Entry {
     PlaceJobs(PlaceJobs),
     #[prost(message, tag = "73")]
     GiveUp(GiveUp),
+    #[prost(message, tag = "74")]
+    DrainProcess(DrainProcess),
 }
 
 /// Moves the head, so that epochs follow the clock where some relation's content does.

@@ -46,6 +46,16 @@ pub struct PlaceJobs {
     pub jobs: Vec<u32>,
 }
 
+/// A compute process is given no jobs from now on, and those that it has run elsewhere; or it takes jobs again.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct DrainProcess {
+    /// Void if it is fenced.
+    #[prost(uint64, tag = "1")]
+    pub incarnation: u64,
+    #[prost(bool, tag = "2")]
+    pub undo: bool,
+}
+
 /// Objects that their process has written and will never bring into the log: unless something names them already,
 /// they are garbage.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -70,4 +80,7 @@ pub struct ProcessSnapshot {
     pub epoch: u64,
     #[prost(uint64, tag = "4")]
     pub number: u64,
+    /// It is given no jobs.
+    #[prost(bool, tag = "5")]
+    pub drained: bool,
 }

@@ -86,12 +86,14 @@ fn golden_entries_of_processes() {
         Entry::FenceProcess(FenceProcess { incarnations: vec![7, 300] }),
         Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5, 6] }),
         Entry::GiveUp(GiveUp { incarnation: 7, names: vec!["n".into()] }),
+        Entry::DrainProcess(DrainProcess { incarnation: 7, undo: true }),
     ];
     let expected = [
         "b20410".to_owned() + "090100000000000000" + "12020103" + "1a0161",
         "ba0405".to_owned() + "0a0307ac02",
         "c20406".to_owned() + "0807" + "12020506",
         "ca0405".to_owned() + "0807" + "12016e",
+        "d20404".to_owned() + "0807" + "1001",
     ];
     for (entry, expected) in entries.into_iter().zip(expected) {
         let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
@@ -105,7 +107,8 @@ fn golden_entries_of_processes() {
 fn golden_snapshot_of_processes() {
     use prost::Message;
     let registration = RegisterProcess { nonce: 1, roles: vec![3], address: String::new() };
-    let process = ProcessSnapshot { incarnation: 7, registration, epoch: 300, number: 5 };
+    let process =
+        ProcessSnapshot { incarnation: 7, registration, epoch: 300, number: 5, drained: true };
     let snapshot = Snapshot {
         last_incarnation: 8,
         processes: vec![process],
@@ -114,13 +117,14 @@ fn golden_snapshot_of_processes() {
     };
     let body = concat!(
         "c00208", // the newest incarnation
-        "ca0215",
+        "ca0217",
         "0807", // incarnation 7
         "120c",
         "090100000000000000",
         "120103", // nonce 1, a compute process
         "18ac02",
         "2005",                   // registered at 300, by record 5
+        "2801",                   // it is drained
         "d202080200000000000000", // nonce 2 is fenced
     );
     let bytes = snapshot.encode_to_vec();

@@ -5,7 +5,7 @@
 //!   metadata, and a caller that is behind is told what it is behind of.
 //! - [`Server`] listens with the services that a process has; [`Peer`] is the way to another process. With [`Tls`], both
 //!   sides prove who they are.
-//! - [`RemoteCompute`], [`RemoteCompactor`], [`RemoteMeta`] and [`RemoteDml`] call.
+//! - [`RemoteCompute`], [`RemoteCompactor`], [`RemoteMeta`], [`RemoteOperator`] and [`RemoteDml`] call.
 //!
 //! A call that is dropped by its caller is dropped by its server. Calls that answer at once have a deadline; those that
 //! may last (a cut, a compaction) end when the connection is silent for too long.
@@ -18,6 +18,7 @@ mod dml;
 mod meta;
 mod metrics;
 mod observe;
+mod operator;
 mod peer;
 mod server;
 mod tls;
@@ -28,6 +29,7 @@ pub use compute::RemoteCompute;
 pub use dml::RemoteDml;
 pub use meta::{LeaderSlot, RemoteMeta};
 pub use metrics::write_call_metrics;
+pub use operator::{OperatorSlot, RemoteOperator};
 pub use peer::{CallLimits, Handshake, Identity, Peer};
 pub use server::Server;
 pub use tls::{Pem, Tls, TlsError};

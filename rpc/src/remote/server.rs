@@ -13,6 +13,7 @@ use super::admission::Admission;
 use super::meta::{self, LeaderSlot};
 use super::metrics::Side;
 use super::observe::Observe;
+use super::operator::{self, OperatorSlot};
 use super::{compactor, compute, dml};
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::control::MetaControl;
@@ -56,6 +57,12 @@ impl Server {
     /// The same of a process that may lead: while it does not ([`Admission::lead`]), callers are told so.
     pub fn leader(mut self, slot: Arc<LeaderSlot>) -> Server {
         self.routes = self.routes.add_service(meta::leader(slot, &self.admission));
+        self
+    }
+
+    /// What a process that may lead serves an operator while it leads.
+    pub fn operator(mut self, slot: Arc<OperatorSlot>) -> Server {
+        self.routes = self.routes.add_service(operator::server(slot, &self.admission));
         self
     }
 

@@ -19,6 +19,9 @@ use millrace_rpc::dml::{
 };
 use millrace_rpc::log::{AlterRelation, MoveParts, RegisterProcess, UserChange};
 use millrace_rpc::loopback::Encoded;
+use millrace_rpc::operator::{
+    ClusterOverview, CollectionReport, JobVersions, OperatorService, PlacedJobs,
+};
 use millrace_rpc::remote::{
     Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta,
     Server,
@@ -407,6 +410,35 @@ impl LoadService for FakeLoad {
     async fn finish(self: Box<Self>, entered: &EntryFlag) -> Result<DmlAnswer, CallError> {
         entered.set();
         Ok(DmlAnswer::Applied { epoch: Epoch(5), rows: self.rows, late: 0 })
+    }
+}
+
+#[async_trait]
+impl OperatorService for Fake {
+    async fn overview(&self) -> Result<ClusterOverview, CallError> {
+        Ok(filled::one("millrace.rpc.ClusterOverview"))
+    }
+
+    async fn move_job(&self, job: JobId, worker: u64) -> Result<PlacedJobs, CallError> {
+        self.note((job, worker));
+        match job {
+            FAILING => Err(error().into()),
+            _ => Ok(filled::one("millrace.rpc.PlacedJobs")),
+        }
+    }
+
+    async fn drain(&self, worker: u64, undo: bool) -> Result<PlacedJobs, CallError> {
+        self.note((worker, undo));
+        Ok(filled::one("millrace.rpc.PlacedJobs"))
+    }
+
+    async fn versions(&self) -> Result<JobVersions, CallError> {
+        Ok(filled::one("millrace.rpc.JobVersions"))
+    }
+
+    async fn collection(&self, run: bool) -> Result<CollectionReport, CallError> {
+        self.note(run);
+        Ok(filled::one("millrace.rpc.CollectionReport"))
     }
 }
 

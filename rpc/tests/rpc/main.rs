@@ -7,5 +7,6 @@ mod fake;
 mod filled;
 mod golden;
 mod messages;
+mod operator;
 mod round_trips;
 mod tls;
