@@ -25,10 +25,11 @@ use millrace_executor::stats::OperatorStats;
 use millrace_meta::feed::Follow;
 use millrace_meta::processes::Process;
 use millrace_meta::report::SplitReport;
+use millrace_meta::state::{JobRecord, MetaState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
 use millrace_rpc::log::{AlterRelation, ProcessRole, UserChange};
-use millrace_rpc::version::StatementId;
+use millrace_rpc::version::{JobVersion, StatementId};
 use tokio_util::sync::CancellationToken;
 
 pub use self::reports::{job_report, job_row};
@@ -278,6 +279,8 @@ pub struct ProcessRow {
     pub heartbeat: Option<Duration>,
     /// How many jobs run on it.
     pub jobs: usize,
+    /// It is given no jobs.
+    pub drained: bool,
 }
 
 impl ProcessRow {
@@ -290,8 +293,31 @@ impl ProcessRow {
             ProcessRole::Compactor => "compactor",
         };
         let roles = process.registration.roles().map(role).collect();
-        let (address, epoch) = (process.registration.address, process.epoch);
-        ProcessRow { incarnation, roles, address, epoch, applied: None, heartbeat: None, jobs }
+        let (address, epoch, drained) =
+            (process.registration.address, process.epoch, process.drained);
+        let (applied, heartbeat) = (None, None);
+        ProcessRow { incarnation, roles, address, epoch, applied, heartbeat, jobs, drained }
+    }
+}
+
+/// The newest version of a job that is known here.
+#[derive(Clone, Debug)]
+pub struct PlacedVersion {
+    pub relation: u32,
+    /// The incarnation of the process that the job runs on; 0: none.
+    pub process: u64,
+    pub version: Arc<JobVersion>,
+}
+
+impl PlacedVersion {
+    /// Those of all jobs.
+    pub fn all(state: &MetaState) -> Vec<PlacedVersion> {
+        let placed = |(id, job): (&RelationId, &JobRecord)| PlacedVersion {
+            relation: id.0,
+            process: job.process,
+            version: Arc::clone(&job.version),
+        };
+        state.jobs.iter().map(placed).collect()
     }
 }
 
@@ -410,6 +436,8 @@ pub trait Cluster: Send + Sync + 'static {
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
     /// The processes that take part, by incarnation.
     fn processes(&self) -> Vec<ProcessRow>;
+    /// The newest version of each job, by relation.
+    fn versions(&self) -> Vec<PlacedVersion>;
     /// Users that were created or changed, and their SCRAM verifiers (`None`: no password).
     fn users(&self) -> BTreeMap<String, Option<String>>;
     async fn set_user(

@@ -27,8 +27,8 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::source_scan::{SourceAt, scan_source};
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
-    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, job_row, snapshot,
-    worker_report,
+    JobRow, Load, Locks, PlacedVersion, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow,
+    job_row, snapshot, worker_report,
 };
 
 /// All roles in one process.
@@ -165,6 +165,10 @@ impl Cluster for Direct {
 
     fn processes(&self) -> Vec<ProcessRow> {
         self.meta.processes().into_iter().map(process_row).collect()
+    }
+
+    fn versions(&self) -> Vec<PlacedVersion> {
+        self.meta.read_state(PlacedVersion::all)
     }
 
     fn users(&self) -> BTreeMap<String, Option<String>> {

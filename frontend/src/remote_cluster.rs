@@ -35,7 +35,8 @@ use crate::advisory::LockLeader;
 use crate::cluster::source_scan::scan_source;
 use crate::cluster::{
     BatchStream, CatalogSnapshot, ChangeStream, Cluster, DmlResult, ExpressionError, FollowStep,
-    JobRow, Load, Locks, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow, job_row,
+    JobRow, Load, Locks, PlacedVersion, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow,
+    job_row,
 };
 
 /// How long a look at processes waits for the leader, which may be the one that is missed.
@@ -273,6 +274,10 @@ impl Cluster for RemoteCluster {
             })
             .collect()
         })
+    }
+
+    fn versions(&self) -> Vec<PlacedVersion> {
+        self.log.read(PlacedVersion::all)
     }
 
     fn users(&self) -> BTreeMap<String, Option<String>> {

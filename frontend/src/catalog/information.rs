@@ -1,5 +1,6 @@
 //! The content of `information_schema` and of `millrace_catalog`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
@@ -11,7 +12,7 @@ use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table}
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
 use super::{SystemTables, lookahead};
-use crate::cluster::SourceRow;
+use crate::cluster::{PlacedVersion, SourceRow};
 use crate::ddl::drop::noun;
 use crate::ddl::show::{told_jobs, waits_for};
 use crate::secrets::shown_definition;
@@ -168,38 +169,66 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "settings" => settings(t),
         "state_tables" => state_tables(t),
         "lookahead" => lookahead::table(t),
+        "operators" => operators(t),
         "relations" => relations(t),
-        "processes" => processes(t),
+        "processes" | "workers" => processes(t),
+        "runs" => runs(t),
         _ => None,
     }
 }
 
 fn processes(t: &SystemTables) -> Option<RecordBatch> {
-    let mut rows =
-        Rows::new("incarnation:i roles:a address:t epoch:i applied_record:i heartbeat_ms:i jobs:i");
+    let mut rows = Rows::new(
+        "incarnation:i roles:a address:t epoch:i applied_record:i heartbeat_ms:i jobs:i since:t drained:b",
+    );
     for p in t.shared.cluster.processes() {
         let roles: Vec<String> = p.roles.iter().map(|role| (*role).to_owned()).collect();
         row!(rows; incarnation: p.incarnation as i64, roles: roles,
             address: (!p.address.is_empty()).then_some(p.address), epoch: p.epoch.0 as i64,
             applied_record: p.applied.map(|n| n as i64),
-            heartbeat_ms: p.heartbeat.map(|age| age.as_millis() as i64), jobs: p.jobs as i64);
+            heartbeat_ms: p.heartbeat.map(|age| age.as_millis() as i64), jobs: p.jobs as i64,
+            since: instant(p.epoch.millis() as i64 * 1_000), drained: p.drained);
     }
     rows.finish()
 }
 
 fn jobs(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
-        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t parallelism:i",
+        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t parallelism:i worker:i generation:i",
     );
     let all = told_jobs(t.shared.cluster.as_ref(), t.catalog());
+    let placed: BTreeMap<u32, PlacedVersion> =
+        t.shared.cluster.versions().into_iter().map(|p| (p.relation, p)).collect();
     for j in &all {
-        let r = t.catalog().by_id(j.relation);
+        let (r, placed) = (t.catalog().by_id(j.relation), placed.get(&j.relation));
         row!(rows; id: j.relation, schema_name: r.map(|r| r.schema.as_str()),
             name: r.map(|r| r.name.as_str()), state: j.state.as_str(), progress: j.progress.clone(),
             reason: j.reason.clone(), epoch: j.epoch as i64, lag_ms: j.lag_ms.map(|l| l as i64),
             late_rows: j.late_rows as i64, kind: r.map(|r| noun(r)), rows: j.rows,
             state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, t.catalog()),
-            parallelism: r.map(|r| i64::from(r.parallelism)).filter(|tasks| *tasks > 0));
+            parallelism: r.map(|r| i64::from(r.parallelism)).filter(|tasks| *tasks > 0),
+            worker: placed.map(|p| p.process as i64).filter(|process| *process > 0),
+            generation: placed.map(|p| p.version.generation as i64));
+    }
+    rows.finish()
+}
+
+/// The runs that the newest version of each job names.
+fn runs(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "run_id:i relation_id:o schema_name:n relation_name:n table_id:i level:i object:t object_offset:i bytes:i rows:i tombstones:i min_epoch:i max_epoch:i",
+    );
+    for placed in t.shared.cluster.versions() {
+        let relation = t.catalog().by_id(placed.relation);
+        for run in &placed.version.runs {
+            row!(rows; run_id: run.run_id as i64, relation_id: placed.relation,
+                schema_name: relation.map(|r| r.schema.as_str()),
+                relation_name: relation.map(|r| r.name.as_str()), table_id: run.table_id,
+                level: run.level, object: run.object.as_str(), object_offset: run.offset as i64,
+                bytes: run.length as i64, rows: run.rows as i64,
+                tombstones: run.tombstones as i64, min_epoch: run.min_epoch as i64,
+                max_epoch: run.max_epoch as i64);
+        }
     }
     rows.finish()
 }
@@ -295,6 +324,25 @@ fn state_tables(t: &SystemTables) -> Option<RecordBatch> {
                 relation_name: &r.name, is_result: id == r.first_table_id,
                 kept_since: bound.map(|(_, us)| instant(*us)), name: held.map(|t| t.name.as_str()),
                 entries: held.map(|t| t.entries as i64), bytes: held.map(|t| t.bytes() as i64));
+        }
+    }
+    rows.finish()
+}
+
+/// Operators of running jobs, all tasks of one together; counted since the job's last start.
+fn operators(t: &SystemTables) -> Option<RecordBatch> {
+    let mut rows = Rows::new(
+        "relation_id:o schema_name:n relation_name:n fragment:i node:i operator:t rows_in:i rows_out:i cache_bytes:i cache_hits:i cache_misses:i parked_rows:i fetch_rounds:i settled_early:i",
+    );
+    for j in t.shared.cluster.jobs() {
+        let Some(r) = t.catalog().by_id(j.relation) else { continue };
+        for o in &j.operators {
+            row!(rows; relation_id: j.relation, schema_name: &r.schema, relation_name: &r.name,
+                fragment: o.fragment as i64, node: o.node as i64, operator: o.name.as_str(),
+                rows_in: o.rows_in as i64, rows_out: o.rows_out as i64,
+                cache_bytes: o.state_bytes as i64, cache_hits: o.cache_hits as i64,
+                cache_misses: o.cache_misses as i64, parked_rows: o.parked_rows as i64,
+                fetch_rounds: o.fetch_rounds as i64, settled_early: o.settled_early as i64);
         }
     }
     rows.finish()

@@ -13,9 +13,10 @@ const LOCKS: [&str; 2] = ["pg_locks", "pg_blocking_pids"];
 /// It tells of sessions, and of locks that they wait for where that is known.
 const SESSIONS: &str = "pg_stat_activity";
 /// Tables of `millrace_catalog` that tell how jobs are.
-const REPORTS: [&str; 5] = ["jobs", "watermarks", "state_tables", "lookahead", "source"];
-/// The one that tells how processes are, also while there is no leader.
-const PROCESSES: &str = "millrace_catalog.processes";
+const REPORTS: [&str; 6] =
+    ["jobs", "watermarks", "state_tables", "lookahead", "operators", "source"];
+/// Names of the one that tells how processes are, also while there is no leader.
+const PROCESSES: [&str; 2] = ["millrace_catalog.processes", "millrace_catalog.workers"];
 
 impl Session {
     /// Before a statement that asks how jobs are, or who has advisory locks.
@@ -30,7 +31,7 @@ impl Session {
             } else if names(SESSIONS) {
                 let _ = self.shared.locks.refresh().await;
             }
-            if names(PROCESSES) {
+            if PROCESSES.into_iter().any(names) {
                 self.cluster().refresh_processes().await;
             }
         }
@@ -66,7 +67,7 @@ fn asks_for_reports(parsed: &ParsedStatement) -> bool {
         Statement::Explain(explain) => explain.analyze,
         Statement::Sql(_) if is_read(parsed) => {
             let names = |word: &str| contains(&parsed.text, word);
-            let names_table = |table: &str| match names(PROCESSES) {
+            let names_table = |table: &str| match PROCESSES.into_iter().any(names) {
                 // It has a column of that name, and is there without a leader.
                 true => names(&format!("millrace_catalog.{table}")),
                 false => names(table),
@@ -118,6 +119,7 @@ mod tests {
         assert!(asks("SELECT pg_relation_size('t')"));
         assert!(!asks("SELECT * FROM millrace_catalog.relations") && !asks("SELECT * FROM jobs"));
         assert!(!asks("SELECT jobs FROM millrace_catalog.processes"));
+        assert!(!asks("SELECT jobs FROM millrace_catalog.workers"));
         assert!(asks("SELECT * FROM millrace_catalog.processes, millrace_catalog.jobs"));
         assert!(!asks("SHOW TABLES") && !asks("INSERT INTO t VALUES ('millrace_catalog.jobs')"));
     }
