@@ -1,20 +1,30 @@
-//! `/metrics`: the numbers of the process in Prometheus' text format, version 0.0.4.
+//! `/metrics`: the numbers of the process in Prometheus' text format, version 0.0.4. A server that has all roles shows all
+//! of them, a process of a cluster those of what it does.
 
 use std::fmt::{Display, Write};
 
-use millrace_executor::memory::MEMORY_CLASSES;
+use millrace_executor::memory::{MEMORY_CLASSES, MemoryGovernor};
+use millrace_executor::stats::{LookaheadStats, OperatorStats};
+use millrace_frontend::cluster::JobRow;
+use millrace_frontend::query::engine::QueryEngine;
+use millrace_frontend::server::Activity;
+use millrace_meta::Meta;
+use millrace_storage::StateStore;
 use millrace_storage::cache::{Priority, ReadStats};
-use millrace_storage::object::{PaceStats, RequestClass};
+use millrace_storage::object::{Metered, PaceStats, RequestClass};
 
 use super::Sources;
 
 /// A text under construction: families in order, each with its help once.
-#[derive(Default)]
-struct Exposition {
-    text: String,
+pub(crate) struct Exposition<'a> {
+    text: &'a mut String,
 }
 
-impl Exposition {
+impl<'a> Exposition<'a> {
+    pub(crate) fn new(text: &'a mut String) -> Exposition<'a> {
+        Exposition { text }
+    }
+
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a String does not fail.
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -41,11 +51,26 @@ impl Exposition {
 
 /// All metrics.
 pub fn text(sources: &Sources) -> String {
-    let mut out = Exposition::default();
+    let mut text = String::new();
+    let mut out = Exposition::new(&mut text);
     process(&mut out, sources);
-    store(&mut out, sources);
-    jobs(&mut out, sources);
-    out.text
+    memory(&mut out, sources.worker.governor());
+    sessions(&mut out, &sources.frontend.activity(), &sources.frontend.engine);
+    if let Some(metered) = &sources.requests {
+        requests(&mut out, metered);
+    }
+    log(&mut out, &sources.meta);
+    cache(&mut out, &sources.store);
+    delays(&mut out, &sources.store);
+    let (catalog, rows) = (sources.frontend.cluster.catalog(), sources.frontend.cluster.jobs());
+    let name = |job: &JobRow| {
+        let relation = catalog.by_id(job.relation);
+        relation.map_or_else(|| job.relation.to_string(), |r| format!("{}.{}", r.schema, r.name))
+    };
+    let names: Vec<String> = rows.iter().map(name).collect();
+    jobs(&mut out, &names, &rows);
+    expression_errors(&mut out, &names, &rows, sources);
+    text
 }
 
 /// Resident memory of the process, in bytes; 0 where the kernel does not say.
@@ -63,56 +88,67 @@ fn process(out: &mut Exposition, sources: &Sources) {
     out.single("millrace_uptime_seconds", "gauge", "Time since the start.", uptime);
     let limit = sources.memory_limit;
     out.single("millrace_memory_limit_bytes", "gauge", "The memory limit.", limit);
-    let used = sources.worker.governor().used();
+    let help = "Resident memory of the process.";
+    out.single("millrace_memory_resident_bytes", "gauge", help, resident());
+}
+
+/// What the memory governor of a process that runs jobs accounts for.
+pub(crate) fn memory(out: &mut Exposition, governor: &MemoryGovernor) {
+    let used = governor.used();
     out.single("millrace_memory_used_bytes", "gauge", "Memory the governor accounts for.", used);
     out.family("millrace_memory_bytes", "gauge", "Memory the governor accounts for, by class.");
-    for (class, bytes) in MEMORY_CLASSES.iter().zip(sources.worker.governor().by_class()) {
+    for (class, bytes) in MEMORY_CLASSES.iter().zip(governor.by_class()) {
         out.sample("millrace_memory_bytes", &[("class", class)], bytes);
     }
     let help = "Memory in use as the allocator counts it, or as far as it is accounted for.";
-    let in_use = sources.worker.governor().in_use();
-    out.single("millrace_memory_in_use_bytes", "gauge", help, in_use);
+    out.single("millrace_memory_in_use_bytes", "gauge", help, governor.in_use());
     let help = "The most memory in use so far, observed several times a second.";
-    out.single("millrace_memory_peak_bytes", "gauge", help, sources.worker.governor().peak());
-    let help = "Resident memory of the process.";
-    out.single("millrace_memory_resident_bytes", "gauge", help, resident());
+    out.single("millrace_memory_peak_bytes", "gauge", help, governor.peak());
+}
+
+/// Of a process that has sessions.
+pub(crate) fn sessions(out: &mut Exposition, sessions: &[Activity], engine: &QueryEngine) {
     let help = "Memory of running batch queries.";
-    out.single("millrace_query_memory_bytes", "gauge", help, sources.frontend.engine.memory_used());
-    let sessions = sources.frontend.activity();
+    out.single("millrace_query_memory_bytes", "gauge", help, engine.memory_used());
     out.family("millrace_sessions", "gauge", "Open sessions by what they do.");
     let active = sessions.iter().filter(|s| s.active).count();
     out.sample("millrace_sessions", &[("state", "active")], active);
     out.sample("millrace_sessions", &[("state", "idle")], sessions.len() - active);
 }
 
-fn store(out: &mut Exposition, sources: &Sources) {
-    if let Some(requests) = &sources.requests {
-        let s = requests.stats();
-        let name = "millrace_store_requests_total";
-        out.family(name, "counter", "Requests to the object store.");
-        for (kind, n) in
-            [("put", s.puts), ("get", s.gets), ("list", s.lists), ("delete", s.deletes)]
-        {
-            out.sample(name, &[("kind", kind)], n);
-        }
-        let name = "millrace_store_bytes_total";
-        out.family(name, "counter", "Bytes to and from the object store.");
-        out.sample(name, &[("direction", "written")], s.bytes_written);
-        out.sample(name, &[("direction", "read")], s.bytes_read);
-        let help = "Requests to the object store that were tried again.";
-        out.single("millrace_store_retries_total", "counter", help, s.retries);
-        let help = "Requests to the object store that failed for good.";
-        out.single("millrace_store_errors_total", "counter", help, s.errors);
-        held_back(out, &requests.pace_stats());
+/// Requests to the object store.
+pub(crate) fn requests(out: &mut Exposition, metered: &Metered) {
+    let s = metered.stats();
+    let name = "millrace_store_requests_total";
+    out.family(name, "counter", "Requests to the object store.");
+    for (kind, n) in [("put", s.puts), ("get", s.gets), ("list", s.lists), ("delete", s.deletes)] {
+        out.sample(name, &[("kind", kind)], n);
     }
-    let appends = sources.meta.append_stats();
+    let name = "millrace_store_bytes_total";
+    out.family(name, "counter", "Bytes to and from the object store.");
+    out.sample(name, &[("direction", "written")], s.bytes_written);
+    out.sample(name, &[("direction", "read")], s.bytes_read);
+    let help = "Requests to the object store that were tried again.";
+    out.single("millrace_store_retries_total", "counter", help, s.retries);
+    let help = "Requests to the object store that failed for good.";
+    out.single("millrace_store_errors_total", "counter", help, s.errors);
+    held_back(out, &metered.pace_stats());
+}
+
+/// Of the process that leads: appends to the log, and what the store holds.
+pub(crate) fn log(out: &mut Exposition, meta: &Meta) {
+    let appends = meta.append_stats();
     let help =
         "For how long the append to the log has been under way that commits wait for; 0: none is.";
     out.single("millrace_log_append_seconds", "gauge", help, appends.waiting.as_secs_f64());
     let help = "Appends to the log that were tried again.";
     out.single("millrace_log_append_retries_total", "counter", help, appends.retries);
-    segments(out, sources);
-    let c = sources.store.cache().stats();
+    segments(out, meta);
+}
+
+/// Blocks and reads of a process that reads the store.
+pub(crate) fn cache(out: &mut Exposition, store: &StateStore) {
+    let c = store.cache().stats();
     let name = "millrace_block_cache_reads_total";
     out.family(name, "counter", "Blocks read, by where they were found.");
     out.sample(name, &[("found", "memory")], c.hits);
@@ -132,7 +168,7 @@ fn store(out: &mut Exposition, sources: &Sources) {
     out.single("millrace_disk_cache_blocks_kept_total", "counter", help, c.disk.kept);
     let help = "Dependent rounds of block reads.";
     out.single("millrace_block_cache_rounds_total", "counter", help, c.rounds);
-    reads(out, &sources.store.cache().read_stats());
+    reads(out, &store.cache().read_stats());
 }
 
 /// Requests other than reads that wait because the store asks for fewer, or that are being tried again.
@@ -163,22 +199,26 @@ fn held_back(out: &mut Exposition, stats: &PaceStats) {
 }
 
 /// What the store holds that is alive, and segments that held little else.
-fn segments(out: &mut Exposition, sources: &Sources) {
+fn segments(out: &mut Exposition, meta: &Meta) {
     let help = "Bytes of the object store's data that the newest versions name.";
-    out.single("millrace_store_live_bytes", "gauge", help, sources.meta.live_bytes());
-    let delays = sources.store.delayed_commits();
-    let help = "Commits that were delayed because compaction was behind.";
-    out.single("millrace_commits_delayed_total", "counter", help, delays.commits);
-    let help = "How long commits were delayed because compaction was behind.";
-    let waited = delays.waited.as_secs_f64();
-    out.single("millrace_commit_delay_seconds_total", "counter", help, waited);
-    let rewritten = sources.meta.rewrite_stats();
+    out.single("millrace_store_live_bytes", "gauge", help, meta.live_bytes());
+    let rewritten = meta.rewrite_stats();
     let help = "Segments with little live data that were rewritten.";
     out.single("millrace_segments_rewritten_total", "counter", help, rewritten.segments);
     let name = "millrace_segment_rewrite_bytes_total";
     out.family(name, "counter", "Bytes of rewritten segments, and of what was copied of them.");
     out.sample(name, &[("kind", "copied")], rewritten.copied_bytes);
     out.sample(name, &[("kind", "freed")], rewritten.freed_bytes);
+}
+
+/// Commits of a process that runs jobs, as far as compaction has held them up.
+pub(crate) fn delays(out: &mut Exposition, store: &StateStore) {
+    let delays = store.delayed_commits();
+    let help = "Commits that were delayed because compaction was behind.";
+    out.single("millrace_commits_delayed_total", "counter", help, delays.commits);
+    let help = "How long commits were delayed because compaction was behind.";
+    let waited = delays.waited.as_secs_f64();
+    out.single("millrace_commit_delay_seconds_total", "counter", help, waited);
 }
 
 /// Reads of the store: what waits, what is under way, and how the store answers.
@@ -214,24 +254,15 @@ fn reads(out: &mut Exposition, stats: &ReadStats) {
     out.sample(name, &[("result", "won")], stats.hedges_won);
 }
 
-fn jobs(out: &mut Exposition, sources: &Sources) {
-    let catalog = sources.frontend.cluster.catalog();
-    let jobs = sources.frontend.cluster.jobs();
-    let names: Vec<String> = jobs
-        .iter()
-        .map(|j| {
-            catalog
-                .by_id(j.relation)
-                .map_or_else(|| j.relation.to_string(), |r| format!("{}.{}", r.schema, r.name))
-        })
-        .collect();
-    let each = || names.iter().zip(&jobs);
+/// Jobs, by their names.
+pub(crate) fn jobs(out: &mut Exposition, names: &[String], jobs: &[JobRow]) {
+    let each = || names.iter().zip(jobs);
 
     out.family("millrace_job_state", "gauge", "1 for the state a job is in.");
     for (name, j) in each() {
         out.sample("millrace_job_state", &[("job", name), ("state", &j.state)], 1);
     }
-    type Number = fn(&millrace_frontend::cluster::JobRow) -> f64;
+    type Number = fn(&JobRow) -> f64;
     let families: [(&str, &str, &str, Number); 6] = [
         ("millrace_job_lag_seconds", "gauge", "How far a job is behind its inputs.", |j| {
             j.lag_ms.unwrap_or(0) as f64 / 1e3
@@ -261,18 +292,49 @@ fn jobs(out: &mut Exposition, sources: &Sources) {
             out.sample(family, &[("job", name), ("quantile", quantile)], took.as_secs_f64());
         }
     }
+    operators(out, names, jobs);
+    lookahead(out, names, jobs);
+}
+
+fn expression_errors(out: &mut Exposition, names: &[String], jobs: &[JobRow], sources: &Sources) {
     let family = "millrace_expression_errors_total";
     out.family(family, "counter", "Rows on which an expression of a view failed.");
-    for (name, j) in each() {
+    for (name, j) in names.iter().zip(jobs) {
         let errors =
             sources.frontend.cluster.expression_errors(millrace_common::RelationId(j.relation));
         out.sample(family, &[("job", name)], errors.iter().map(|e| e.count).sum::<u64>());
     }
-    operators(out, &names, &jobs);
 }
 
-fn operators(out: &mut Exposition, names: &[String], jobs: &[millrace_frontend::cluster::JobRow]) {
-    type Number = fn(&millrace_executor::stats::OperatorStats) -> u64;
+/// What became of the keys that were announced to the operators of a job.
+fn lookahead(out: &mut Exposition, names: &[String], jobs: &[JobRow]) {
+    type Number = fn(&LookaheadStats) -> u64;
+    let results: [(&str, Number); 10] = [
+        ("hinted", |l| l.hinted),
+        ("resident", |l| l.resident),
+        ("prefetched", |l| l.prefetched),
+        ("in_time", |l| l.in_time),
+        ("late", |l| l.late),
+        ("absent", |l| l.absent),
+        ("unused", |l| l.unused),
+        ("dropped", |l| l.dropped),
+        ("stale", |l| l.stale),
+        ("demand", |l| l.missed),
+    ];
+    let family = "millrace_lookahead_keys_total";
+    let help = "Keys of state by what became of them: announced, read ahead, or waited for.";
+    out.family(family, "counter", help);
+    for (name, job) in names.iter().zip(jobs) {
+        let of_job = job.operators.iter().map(|o| &o.lookahead);
+        for (result, value) in results {
+            let keys: u64 = of_job.clone().map(value).sum();
+            out.sample(family, &[("job", name), ("result", result)], keys);
+        }
+    }
+}
+
+fn operators(out: &mut Exposition, names: &[String], jobs: &[JobRow]) {
+    type Number = fn(&OperatorStats) -> u64;
     let families: [(&str, &str, &str, Number); 8] = [
         ("millrace_operator_rows_in_total", "counter", "Rows into an operator.", |o| o.rows_in),
         ("millrace_operator_rows_out_total", "counter", "Rows out of an operator.", |o| o.rows_out),
@@ -317,12 +379,13 @@ mod tests {
 
     #[test]
     fn labels_are_escaped() {
-        let mut out = Exposition::default();
+        let mut text = String::new();
+        let mut out = Exposition::new(&mut text);
         out.single("a_total", "counter", "Things.", 3);
         out.family("b", "gauge", "More.");
         out.sample("b", &[("x", "a\"b\\c\nd"), ("y", "2")], 0.5);
         assert_eq!(
-            out.text,
+            text,
             "# HELP a_total Things.\n# TYPE a_total counter\na_total 3\n# HELP b More.\n\
              # TYPE b gauge\nb{x=\"a\\\"b\\\\c\\nd\",y=\"2\"} 0.5\n"
         );

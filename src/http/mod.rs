@@ -12,7 +12,7 @@
 mod api;
 mod connections;
 mod login;
-mod metrics;
+pub(crate) mod metrics;
 mod runs;
 
 use std::net::{IpAddr, SocketAddr};

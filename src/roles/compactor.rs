@@ -73,7 +73,9 @@ impl CompactorProcess {
         // What a task reads stays until the task is done: the leader starts no other on it.
         let told = Box::new(|applied| Heartbeat { applied, ..Heartbeat::default() });
         let beat = Beat::start(&link, given_up, told, ending.clone());
-        let port = MetricsPort::open(&config.process, Metrics::new("compactor", link.incarnation));
+        let metrics = Metrics::new("compactor", link.incarnation);
+        let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
+        let port = MetricsPort::open(&config.process, metrics);
         Ok(CompactorProcess {
             address: ground.address,
             store,

@@ -26,6 +26,8 @@ use super::options::RoleConfig;
 use super::reports::worker_reports;
 use super::upstream::{Following, Upstream};
 use super::{Ending, Ground, Serving};
+use crate::http;
+use crate::http::metrics::Exposition;
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 use crate::standalone::{Overrides, StartError, store_options, worker_options};
 
@@ -100,6 +102,13 @@ impl ComputeProcess {
             "The last record of the log that is known here.",
             move || follower.number(),
         );
+        let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
+        let (of_memory, of_delays) = (Arc::clone(&worker), Arc::clone(&store));
+        let metrics = metrics.with_text(move |text| {
+            let mut out = Exposition::new(text);
+            http::metrics::memory(&mut out, of_memory.governor());
+            http::metrics::delays(&mut out, &of_delays);
+        });
         let port = MetricsPort::open(&config.process, metrics).await?;
         Ok(ComputeProcess {
             address: ground.address,

@@ -30,6 +30,8 @@ use super::link::Link;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::{Auth, RoleConfig};
 use super::{Ending, Ground};
+use crate::http;
+use crate::http::metrics::Exposition;
 use crate::listen::{is_local, limit_paths, load_tls};
 use crate::runtimes::Threads;
 use crate::standalone::{Overrides, StartError, frontend_config, share_descriptors, store_options};
@@ -107,6 +109,7 @@ impl FrontendProcess {
         let frontend = Frontend::new(Arc::new(cluster), settings)?;
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
+        let shared = Arc::clone(frontend.shared());
         let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
         let ending = Ending::default();
         let beat = Beat::start(&link, given_up, told(&log, &versions), ending.clone());
@@ -116,6 +119,11 @@ impl FrontendProcess {
             "The last record of the log that is known here.",
             move || log.number(),
         );
+        let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
+        let metrics = metrics.with_text(move |text| {
+            let mut out = Exposition::new(text);
+            http::metrics::sessions(&mut out, &shared.activity(), &shared.engine);
+        });
         let port = MetricsPort::open(process, metrics).await?;
         Ok(FrontendProcess {
             address: ground.address,

@@ -9,12 +9,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use millrace_common::SqlError;
+use millrace_common::{RelationId, SqlError};
+use millrace_frontend::cluster::{JobRow, job_row};
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken};
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::ProcessRole;
-use millrace_rpc::remote::{Admission, Identity, LeaderSlot, Server};
+use millrace_rpc::operator::OperatorService;
+use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server};
+use millrace_storage::object::Metered;
 use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
 use tokio_util::task::AbortOnDropHandle;
@@ -26,6 +29,8 @@ use super::peers::Peers;
 use super::standby::Standby;
 use super::table_classes::TableClasses;
 use super::{Contact, Ending, Ground, Serving};
+use crate::http;
+use crate::http::metrics::Exposition;
 use crate::leadership::{LED_LONG, Leadership};
 use crate::standalone::{
     Overrides, StartError, begin_to_lead, meta_options, own_secret, set_root_password, take_lead,
@@ -56,11 +61,12 @@ impl MetaProcess {
         overrides: Overrides,
     ) -> Result<MetaProcess, StartError> {
         let began = Instant::now();
-        let Ground { object_store, listener, address, advertised, lock } =
+        let Ground { object_store, listener, address, advertised, requests, lock } =
             Ground::prepare(&config, &overrides).await?;
         let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
-        let slot = Arc::<LeaderSlot>::default();
-        let server = Server::new(Arc::clone(&admission)).leader(Arc::clone(&slot));
+        let (slot, operator) = (Arc::<LeaderSlot>::default(), Arc::<OperatorSlot>::default());
+        let server = Server::new(Arc::clone(&admission));
+        let server = server.leader(Arc::clone(&slot)).operator(Arc::clone(&operator));
         let serving = Serving::start(&admission, server, listener);
         let seat = Arc::new(Seat {
             config,
@@ -69,13 +75,14 @@ impl MetaProcess {
             advertised,
             admission,
             slot,
+            operator,
             leading: OnceLock::new(),
             identity: OnceLock::new(),
             fenced: Arc::default(),
             ending: Ending::default(),
             began,
         });
-        let port = MetricsPort::open(&seat.config.process, seat.metrics()).await?;
+        let port = MetricsPort::open(&seat.config.process, seat.metrics(requests)).await?;
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
         let at_once = match standby.claims_at_once(&own) {
@@ -125,6 +132,7 @@ struct Seat {
     advertised: Contact,
     admission: Arc<Admission>,
     slot: Arc<LeaderSlot>,
+    operator: Arc<OperatorSlot>,
     /// Once it has claimed the lead.
     leading: OnceLock<Arc<Meta>>,
     /// As which it leads.
@@ -207,6 +215,7 @@ impl Seat {
         // Frontends find it in the log.
         let _ = own_secret(&meta, false).await;
         let _ = self.slot.set(Arc::clone(&meta) as Arc<dyn MetaControl>);
+        let _ = self.operator.set(Arc::clone(&meta) as Arc<dyn OperatorService>);
         self.admission.lead(meta.term());
         tell_start(&self.config.process, &meta, self.began);
         Ok(true)
@@ -266,7 +275,7 @@ impl Seat {
         }
     }
 
-    fn metrics(self: &Arc<Seat>) -> Metrics {
+    fn metrics(self: &Arc<Seat>, requests: Option<Arc<Metered>>) -> Metrics {
         let (admission, leader) = (Arc::clone(&self.admission), Arc::clone(&self.admission));
         let (of_log, of_processes) = (Arc::clone(self), Arc::clone(self));
         let fenced = Arc::clone(&self.fenced);
@@ -286,12 +295,28 @@ impl Seat {
                 "Processes that this one has fenced.",
                 move || fenced.load(Ordering::Relaxed),
             )
+            .with_store(requests, None)
             .with_text(move |text| {
                 if let Some(meta) = of_processes.leading.get() {
                     write_behind(meta, text);
+                    write_jobs(meta, text);
                 }
             })
     }
+}
+
+/// The log and the jobs, for Prometheus.
+fn write_jobs(meta: &Meta, text: &mut String) {
+    let mut out = Exposition::new(text);
+    http::metrics::log(&mut out, meta);
+    let catalog = meta.catalog();
+    let name = |job: &JobRow| {
+        let relation = catalog.relation(RelationId(job.relation));
+        relation.map_or_else(|| job.relation.to_string(), |r| format!("{}.{}", r.schema, r.name))
+    };
+    let jobs: Vec<JobRow> = meta.told_jobs().into_iter().map(job_row).collect();
+    let names: Vec<String> = jobs.iter().map(name).collect();
+    http::metrics::jobs(&mut out, &names, &jobs);
 }
 
 /// How far each process is behind the log, for Prometheus.

@@ -8,9 +8,12 @@ use axum::Router;
 use axum::http::{StatusCode, header};
 use axum::routing::get;
 use millrace_rpc::remote::write_call_metrics;
+use millrace_storage::StateStore;
+use millrace_storage::object::Metered;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::config::Config;
+use crate::http::metrics::Exposition;
 use crate::http::{self, Limits};
 use crate::listen::bind_http;
 use crate::standalone::StartError;
@@ -74,6 +77,23 @@ impl Metrics {
     pub fn with_text(mut self, write: impl Fn(&mut String) + Send + Sync + 'static) -> Metrics {
         self.texts.push(Box::new(write));
         self
+    }
+
+    /// Adds requests to the object store, and what a store of states has read and keeps.
+    pub fn with_store(
+        self,
+        requests: Option<Arc<Metered>>,
+        store: Option<Arc<StateStore>>,
+    ) -> Metrics {
+        self.with_text(move |text| {
+            let mut out = Exposition::new(text);
+            if let Some(metered) = &requests {
+                http::metrics::requests(&mut out, metered);
+            }
+            if let Some(store) = &store {
+                http::metrics::cache(&mut out, store);
+            }
+        })
     }
 
     /// In Prometheus' text format.

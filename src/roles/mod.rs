@@ -11,7 +11,7 @@ mod compactor;
 mod compute;
 mod elsewhere;
 mod frontend;
-mod leader;
+pub(crate) mod leader;
 mod link;
 mod meta;
 mod metrics;
@@ -20,7 +20,7 @@ mod peers;
 mod reports;
 mod standby;
 mod table_classes;
-mod tls;
+pub(crate) mod tls;
 mod upstream;
 
 use std::fs::File;
@@ -30,6 +30,7 @@ use std::sync::Arc;
 use millrace_common::SqlError;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::remote::{Admission, Server, Tls};
+use millrace_storage::object::Metered;
 use object_store::ObjectStore;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -39,7 +40,7 @@ pub use self::compactor::CompactorProcess;
 pub use self::compute::ComputeProcess;
 pub use self::frontend::FrontendProcess;
 pub use self::meta::MetaProcess;
-pub use self::options::{Auth, ClusterOptions, Role, RoleConfig};
+pub use self::options::{Auth, ClusterFlags, ClusterOptions, Role, RoleConfig, RpcTlsFiles};
 use crate::config::Config;
 use crate::listen::{bind, is_local};
 use crate::standalone::{OpenedStore, Overrides, StartError, lock, open_store};
@@ -58,6 +59,8 @@ struct Ground {
     /// Where it listens.
     address: SocketAddr,
     advertised: Contact,
+    /// Counts the requests to the object store, where it is this process's own.
+    requests: Option<Arc<Metered>>,
     lock: File,
 }
 
@@ -73,8 +76,8 @@ impl Ground {
         if takes_calls && !is_secured && !is_local(&[Some(address)]) {
             return Err(StartError::InsecureRpc { address: address.to_string() });
         }
-        let (object_store, _): OpenedStore = open_store(&config.process, overrides)?;
-        Ok(Ground { object_store, listener, address, advertised, lock })
+        let (object_store, requests): OpenedStore = open_store(&config.process, overrides)?;
+        Ok(Ground { object_store, listener, address, advertised, requests, lock })
     }
 }
 
