@@ -5,6 +5,7 @@
 
 pub mod config;
 pub mod copy;
+pub mod ctl;
 pub mod demo;
 mod descriptors;
 pub mod health;

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use millrace::ctl::{self, CtlOptions};
 use millrace::roles::{
     ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
     RoleConfig,
@@ -48,6 +49,8 @@ enum Command {
     Restore(Restore),
     /// Asks a server whether it serves; the exit code is 0 if it does
     Health(Health),
+    /// Shows and steers a cluster: its processes, and where jobs run
+    Ctl(CtlOptions),
 }
 
 #[derive(clap::Args)]
@@ -93,7 +96,10 @@ fn main() -> ExitCode {
     let given = Cli::command().get_matches();
     let cli = Cli::from_arg_matches(&given).unwrap_or_else(|e| e.exit());
     // The demo draws on the terminal: only what matters may come between.
-    let level = if matches!(cli.command, Some(Command::Demo(_))) { "warn" } else { "info" };
+    let level = match cli.command {
+        Some(Command::Demo(_) | Command::Ctl(_)) => "warn",
+        _ => "info",
+    };
     let format = log_format(&cli);
     begin_log(level, format);
     let result = match cli.command {
@@ -106,6 +112,7 @@ fn main() -> ExitCode {
         Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
         Some(Command::Health(health)) => millrace::health::check(&health.http),
+        Some(Command::Ctl(options)) => run_ctl(options),
         None => run(cli.options, serve),
     };
     match result {
@@ -131,7 +138,9 @@ fn log_format(cli: &Cli) -> LogFormat {
             | Command::Compactor(options),
         ) => options.process.log_format(),
         Some(Command::Demo(demo)) => demo.options.log_format(),
-        Some(Command::Backup(_) | Command::Restore(_) | Command::Health(_)) => LogFormat::Text,
+        Some(
+            Command::Backup(_) | Command::Restore(_) | Command::Health(_) | Command::Ctl(_),
+        ) => LogFormat::Text,
     }
 }
 
@@ -156,6 +165,14 @@ fn begin_log(level: &str, format: LogFormat) {
             std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }
     }
+}
+
+/// `millrace ctl`.
+fn run_ctl(options: CtlOptions) -> Result<(), String> {
+    let runtime =
+        tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
+    say(&runtime.block_on(ctl::run(options))?);
+    Ok(())
 }
 
 /// `millrace backup` and `restore`.

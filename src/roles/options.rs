@@ -149,7 +149,7 @@ impl ClusterFlags {
         }
     }
 
-    fn rpc_tls(&self) -> Result<Option<RpcTlsFiles>, ConfigError> {
+    pub(crate) fn rpc_tls(&self) -> Result<Option<RpcTlsFiles>, ConfigError> {
         let files = (&self.rpc_tls_cert, &self.rpc_tls_key, &self.rpc_tls_ca);
         let missing = match files {
             (None, None, None) => return Ok(None),

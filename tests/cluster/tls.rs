@@ -18,12 +18,16 @@ fn command(dir: &Path, name: &str, role: &str, files: Option<(&str, &str)>) -> C
         .args(["--object-store", &format!("file://{}", dir.join("store").display())])
         .arg("--data-dir")
         .arg(dir.join(name));
+    add_files(&mut command, files);
+    command
+}
+
+fn add_files(command: &mut Command, files: Option<(&str, &str)>) {
     if let Some((own, ca)) = files {
         command.arg("--rpc-tls-cert").arg(file(&format!("{own}.pem")));
         command.arg("--rpc-tls-key").arg(file(&format!("{own}.key")));
         command.arg("--rpc-tls-ca").arg(file(ca));
     }
-    command
 }
 
 fn until(what: &str, process: &Process, is_so: impl Fn(&str) -> bool) {
@@ -62,6 +66,20 @@ async fn processes_without_a_certificate_of_the_ca_take_no_part() {
         )
         .await
         .unwrap();
+    // An operator proves who he is, too.
+    let ctl = |files| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["ctl", "--meta", &address]);
+        add_files(&mut command, files);
+        command.args(["jobs", "--json"]).output().expect("the binary is there")
+    };
+    let jobs = String::from_utf8(ctl(ours).stdout).unwrap();
+    assert!(jobs.contains("public.t") && jobs.contains("public.v"), "{jobs}");
+    for files in [None, Some(("stranger", "other-ca.pem"))] {
+        let output = ctl(files);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains("no meta process answers"), "{error}");
+    }
     for (name, files) in [("plain", None), ("stranger", Some(("stranger", "other-ca.pem")))] {
         let refused = meta.log().matches("was refused").count();
         let mut other = begin(name, "compute", "127.0.0.1:0", files);

@@ -1,0 +1,337 @@
+//! `millrace ctl`: what an operator sees of a cluster, and how he steers it. Everything is asked of the leader.
+
+mod collection;
+mod connection;
+mod listing;
+mod names;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use millrace_common::RelationId;
+use millrace_common::encoding::datetime::write_timestamp;
+use millrace_rpc::call_error::CallError;
+use millrace_rpc::control::ProcessReport;
+use millrace_rpc::operator::{
+    ClusterOverview, JobOverview, LevelOverview, OperatorService, PlacedJobs, VersionOverview,
+    WorkerOverview,
+};
+use serde_json::{Value, json};
+
+use self::connection::Connection;
+use self::listing::Listing;
+use self::names::{full_name, job_of, worker_of};
+use crate::standalone::described;
+
+/// A process that has told nothing for so long may be about to be fenced.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// Flags of `millrace ctl`.
+#[derive(Args, Debug)]
+pub struct CtlOptions {
+    /// Where the meta processes listen, of which one leads
+    #[arg(
+        long,
+        env = "MILLRACE_META",
+        value_name = "HOST:PORT,...",
+        value_delimiter = ',',
+        global = true
+    )]
+    meta: Vec<String>,
+
+    /// Certificate chain (PEM) with which this program proves to the meta processes that it may steer them
+    #[arg(long, env = "MILLRACE_RPC_TLS_CERT", value_name = "FILE", global = true)]
+    rpc_tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --rpc-tls-cert
+    #[arg(long, env = "MILLRACE_RPC_TLS_KEY", value_name = "FILE", global = true)]
+    rpc_tls_key: Option<PathBuf>,
+
+    /// Certificates (PEM) of the CA that the meta processes are checked by
+    #[arg(long, env = "MILLRACE_RPC_TLS_CA", value_name = "FILE", global = true)]
+    rpc_tls_ca: Option<PathBuf>,
+
+    /// Prints JSON: an array of objects, or one object
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: CtlCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum CtlCommand {
+    /// Shows the processes of the cluster
+    Workers,
+    /// Shows the jobs: one for each table, materialized view, index and sink
+    Jobs,
+    /// Shows which job runs on which compute process
+    Placement,
+    /// Has a job run on another compute process
+    ///
+    /// It starts there from what is committed. All tables, and sinks into tables, move together. When compute processes
+    /// join or are lost, jobs may be placed anew.
+    Move {
+        /// Its name, as public.orders, or its id
+        job: String,
+        /// The process: its incarnation or its address
+        worker: String,
+    },
+    /// Takes the jobs of a compute process away, and gives it no others
+    Drain {
+        /// The process: its incarnation or its address
+        worker: String,
+        /// It takes jobs again
+        #[arg(long)]
+        undo: bool,
+    },
+    /// Shows what the newest version of each job consists of in the object store
+    Versions,
+    /// Shows what garbage collection has before it, and for whom objects are kept
+    Collection {
+        /// Runs it first
+        #[arg(long)]
+        run: bool,
+    },
+}
+
+/// Runs one command; what it prints. An error is a sentence.
+pub async fn run(options: CtlOptions) -> Result<String, String> {
+    let connection = Connection::open(&options).await?;
+    let leader = &connection.leader;
+    let listing = match &options.command {
+        CtlCommand::Workers => workers(&ask(leader.overview().await)?, &connection),
+        CtlCommand::Jobs => jobs(&ask(leader.overview().await)?),
+        CtlCommand::Placement => placement(&ask(leader.overview().await)?),
+        CtlCommand::Versions => {
+            let versions = ask(leader.versions().await)?.versions;
+            versions_listing(&versions)
+        }
+        CtlCommand::Collection { run } => {
+            let (overview, report) =
+                (ask(leader.overview().await)?, ask(leader.collection(*run).await)?);
+            return Ok(collection::shown(&overview, &report, options.json));
+        }
+        CtlCommand::Move { job, worker } => {
+            let overview = ask(leader.overview().await)?;
+            let (job, worker) = (job_of(&overview, job)?, worker_of(&overview, worker)?);
+            let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker)).await)?;
+            return Ok(moved(&overview, job, worker, &placed, options.json));
+        }
+        CtlCommand::Drain { worker, undo } => {
+            let overview = ask(leader.overview().await)?;
+            let worker = worker_of(&overview, worker)?;
+            let placed = ask(leader.drain(incarnation(worker), *undo).await)?;
+            return Ok(drained(&overview, worker, *undo, &placed, options.json));
+        }
+    };
+    Ok(if options.json { listing.json() } else { listing.table() })
+}
+
+fn ask<T>(answer: Result<T, CallError>) -> Result<T, String> {
+    answer.map_err(|e| described(&e.into()))
+}
+
+fn report(worker: &WorkerOverview) -> ProcessReport {
+    worker.report.unwrap_or_default()
+}
+
+fn incarnation(worker: &WorkerOverview) -> u64 {
+    report(worker).incarnation
+}
+
+fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {
+    let columns =
+        ["worker", "role", "address", "state", "since", "heartbeat_ms", "records_behind", "jobs"];
+    let mut listing = Listing::new(&columns);
+    for worker in &overview.workers {
+        let ProcessReport { incarnation, applied, heartbeat_ms } = report(worker);
+        let state = match heartbeat_ms.map(Duration::from_millis) {
+            _ if incarnation == overview.leader => "leads",
+            Some(age) if age > SILENT => "silent",
+            _ if worker.drained => "drained",
+            _ => "live",
+        };
+        let jobs = overview.jobs.iter().filter(|job| job.worker == incarnation).count();
+        listing.add([
+            json!(incarnation),
+            json!(worker.roles.join(", ")),
+            json!(worker.address),
+            json!(state),
+            json!(instant(worker.since_ms)),
+            json!(heartbeat_ms),
+            json!(overview.record.saturating_sub(applied)),
+            json!(jobs),
+        ]);
+    }
+    // They are not in the log until they lead.
+    for address in connection.standing_by() {
+        let null = Value::Null;
+        let nothing = [null.clone(), null.clone(), null.clone(), null];
+        let [since, heartbeat, behind, jobs] = nothing;
+        let (role, state) = (json!("meta"), json!("stands by"));
+        listing.add([Value::Null, role, json!(address), state, since, heartbeat, behind, jobs]);
+    }
+    listing
+}
+
+fn jobs(overview: &ClusterOverview) -> Listing {
+    let columns = [
+        "id",
+        "name",
+        "kind",
+        "worker",
+        "address",
+        "state",
+        "generation",
+        "parallelism",
+        "lag_ms",
+        "reason",
+    ];
+    let mut listing = Listing::new(&columns);
+    for job in &overview.jobs {
+        let worker = placed_on(overview, job);
+        listing.add([
+            json!(job.id),
+            json!(full_name(&job.schema, &job.name)),
+            json!(job.kind),
+            json!(worker.map(incarnation)),
+            json!(worker.map(|w| &w.address)),
+            json!(job.state),
+            json!(job.generation),
+            // As many as the process says.
+            json!(Some(job.parallelism).filter(|tasks| *tasks > 0)),
+            json!(job.lag_ms),
+            json!(job.reason),
+        ]);
+    }
+    listing
+}
+
+fn placed_on<'a>(overview: &'a ClusterOverview, job: &JobOverview) -> Option<&'a WorkerOverview> {
+    overview.workers.iter().find(|w| job.worker != 0 && incarnation(w) == job.worker)
+}
+
+/// By process; a compute process without jobs has a line, too, and jobs without a process come last.
+fn placement(overview: &ClusterOverview) -> Listing {
+    let mut listing = Listing::new(&["worker", "address", "id", "name", "kind", "group"]);
+    let job_cells = |job: &JobOverview| {
+        let group = job.writes_tables.then_some("tables");
+        [json!(job.id), json!(full_name(&job.schema, &job.name)), json!(job.kind), json!(group)]
+    };
+    let computes = overview.workers.iter().filter(|w| w.roles.iter().any(|r| r == "compute"));
+    for worker in computes {
+        let own = incarnation(worker);
+        let mut jobs = overview.jobs.iter().filter(|job| job.worker == own).peekable();
+        let is_idle = jobs.peek().is_none();
+        let nothing = is_idle.then(|| std::array::from_fn(|_| Value::Null));
+        for [id, name, kind, group] in jobs.map(job_cells).chain(nothing) {
+            listing.add([json!(own), json!(worker.address), id, name, kind, group]);
+        }
+    }
+    for job in overview.jobs.iter().filter(|job| placed_on(overview, job).is_none()) {
+        let [id, name, kind, group] = job_cells(job);
+        listing.add([Value::Null, Value::Null, id, name, kind, group]);
+    }
+    listing
+}
+
+/// A line for each level of a job; one that has no runs has a line without a level.
+fn versions_listing(versions: &[VersionOverview]) -> Listing {
+    let columns = [
+        "id",
+        "name",
+        "epoch",
+        "commits",
+        "slices",
+        "slice_bytes",
+        "level",
+        "runs",
+        "bytes",
+        "rows",
+    ];
+    let mut listing = Listing::new(&columns);
+    for version in versions {
+        let levels = version.levels.iter().map(Some);
+        let nothing = version.levels.is_empty().then_some(None);
+        for level in levels.chain(nothing) {
+            let of = |value: fn(&LevelOverview) -> u64| level.map_or(0, value);
+            listing.add([
+                json!(version.job),
+                json!(full_name(&version.schema, &version.name)),
+                json!(version.epoch),
+                json!(version.commits),
+                json!(version.slices),
+                json!(version.slice_bytes),
+                json!(level.map(|l| l.level)),
+                json!(of(|l| l.runs)),
+                json!(of(|l| l.bytes)),
+                json!(of(|l| l.rows)),
+            ]);
+        }
+    }
+    listing
+}
+
+/// Jobs by their ids, for a person and for a program.
+fn names_of(overview: &ClusterOverview, ids: &[u32]) -> (Vec<String>, Vec<Value>) {
+    let jobs = ids.iter().filter_map(|id| overview.jobs.iter().find(|job| job.id == *id));
+    jobs.map(|job| {
+        let name = full_name(&job.schema, &job.name);
+        (name.clone(), json!({"id": job.id, "name": name}))
+    })
+    .unzip()
+}
+
+fn moved(
+    overview: &ClusterOverview,
+    job: &JobOverview,
+    worker: &WorkerOverview,
+    placed: &PlacedJobs,
+    as_json: bool,
+) -> String {
+    let (names, values) = names_of(overview, &placed.jobs);
+    let (own, address) = (incarnation(worker), &worker.address);
+    if as_json {
+        return json!({"worker": own, "record": placed.record, "moved": values}).to_string();
+    }
+    match names.is_empty() {
+        true => {
+            let name = full_name(&job.schema, &job.name);
+            format!("{name} runs on process {own} ({address}) already.")
+        }
+        false => format!("Moved to process {own} ({address}): {}.", names.join(", ")),
+    }
+}
+
+fn drained(
+    overview: &ClusterOverview,
+    worker: &WorkerOverview,
+    undo: bool,
+    placed: &PlacedJobs,
+    as_json: bool,
+) -> String {
+    let (names, values) = names_of(overview, &placed.jobs);
+    let (own, address) = (incarnation(worker), &worker.address);
+    if as_json {
+        let drained = !undo;
+        let told =
+            json!({"worker": own, "drained": drained, "record": placed.record, "moved": values});
+        return told.to_string();
+    }
+    let what = if undo { "takes jobs again" } else { "is drained: it is given no jobs" };
+    let jobs = match names.is_empty() {
+        true => "No job has moved.".to_owned(),
+        false => format!("Moved: {}.", names.join(", ")),
+    };
+    format!("Process {own} ({address}) {what}. {jobs}")
+}
+
+/// Milliseconds since 1970 as a time of UTC.
+fn instant(ms: u64) -> Option<String> {
+    let us = i64::try_from(ms).ok()?.checked_mul(1_000)?;
+    let mut text = String::new();
+    write_timestamp(&mut text, us, false).ok()?;
+    Some(text.replace(' ', "T") + "Z")
+}
