@@ -1,10 +1,12 @@
-//! `millrace demo`: a server with a paced Nexmark source and five views over it, and what they do,
-//! second by second.
+//! `millrace demo`: a paced Nexmark source and five views over it, and what they do, second by second; in a server of its
+//! own, or over a connection to one that runs ([`remote`]).
+
+pub mod remote;
 
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use async_trait::async_trait;
 use millrace_frontend::cluster::JobRow;
 use millrace_frontend::console;
 use millrace_frontend::display;
@@ -54,21 +56,80 @@ const VIEWS: [(&str, &str, &str); 5] = [
     ),
 ];
 
+/// Where the demo runs.
+#[async_trait]
+pub trait Place: Send + Sync {
+    /// Runs statements; an error is for people.
+    async fn run(&self, sql: &str) -> Result<(), String>;
+    /// How the views are, in the order of [`view_names`].
+    async fn readings(&self) -> Result<Vec<Reading>, String>;
+}
+
+/// A view at one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    pub state: String,
+    pub lag_ms: Option<u64>,
+    pub rows: u64,
+    pub state_bytes: u64,
+    /// Rows that have entered its dataflow.
+    pub rows_read: u64,
+    /// Reads of keyed state, and those of them that a cache has answered.
+    pub lookups: u64,
+    pub hits: u64,
+}
+
+/// Names of the views, in the order in which they are shown.
+fn view_names() -> impl Iterator<Item = &'static str> {
+    VIEWS.iter().map(|(name, _, _)| *name)
+}
+
+#[async_trait]
+impl Place for Standalone {
+    async fn run(&self, sql: &str) -> Result<(), String> {
+        let (_, error) = console::run(&self.shared, "demo".to_owned(), sql).await;
+        error.map_or(Ok(()), |e| Err(format!("{} (SQLSTATE {})", e.message, e.state.0)))
+    }
+
+    async fn readings(&self) -> Result<Vec<Reading>, String> {
+        let (catalog, jobs) = (self.shared.cluster.catalog(), self.shared.cluster.jobs());
+        let find = |name: &str| -> JobRow {
+            let id = catalog.get("public", name).map(|r| r.id);
+            jobs.iter().find(|j| Some(j.relation) == id).cloned().unwrap_or_default()
+        };
+        Ok(view_names().map(|name| Reading::from(&find(name))).collect())
+    }
+}
+
+impl From<&JobRow> for Reading {
+    fn from(job: &JobRow) -> Reading {
+        let (hits, lookups) = job.cache();
+        let leaves = job.operators.iter().filter(|o| LEAVES.contains(&o.name.as_str()));
+        Reading {
+            state: job.state.clone(),
+            lag_ms: job.lag_ms,
+            rows: job.rows.max(0) as u64,
+            state_bytes: job.state_bytes(),
+            rows_read: leaves.map(|o| o.rows_out).sum(),
+            lookups,
+            hits,
+        }
+    }
+}
+
+/// Operators by which rows enter a dataflow.
+const LEAVES: [&str; 2] = ["Source", "Subscribe"];
+
 /// Creates the sources and views.
-pub async fn create(server: &Standalone, rate: u64) -> Result<(), String> {
-    run(server, &SOURCES.replace("{rate}", &rate.to_string())).await?;
+pub async fn create(place: &dyn Place, rate: u64) -> Result<(), String> {
+    place.run(&SOURCES.replace("{rate}", &rate.to_string())).await?;
     for (name, _, query) in VIEWS {
-        run(server, &format!("CREATE MATERIALIZED VIEW {name} AS {query}")).await?;
+        place.run(&format!("CREATE MATERIALIZED VIEW {name} AS {query}")).await?;
     }
     Ok(())
 }
 
-async fn run(server: &Standalone, sql: &str) -> Result<(), String> {
-    let (_, error) = console::run(&server.shared, "demo".to_owned(), sql).await;
-    error.map_or(Ok(()), |e| Err(format!("{} (SQLSTATE {})", e.message, e.state.0)))
-}
-
-/// One view at one moment.
+/// One view at one moment, and what it did since the moment before.
 struct Line {
     name: &'static str,
     what: &'static str,
@@ -80,64 +141,48 @@ struct Line {
     hits: String,
 }
 
-/// What the jobs did between two samples.
-struct Sampler {
-    server_jobs: Arc<dyn millrace_frontend::cluster::Cluster>,
-    before: Vec<(u64, (u64, u64))>,
+/// What the views did between two samples.
+struct Sampler<'a> {
+    place: &'a dyn Place,
+    before: Vec<Reading>,
     at: Instant,
 }
 
-impl Sampler {
-    fn new(server: &Standalone) -> Sampler {
-        let server_jobs = Arc::clone(&server.shared.cluster);
-        Sampler { server_jobs, before: vec![(0, (0, 0)); VIEWS.len()], at: Instant::now() }
+impl Sampler<'_> {
+    fn new(place: &dyn Place) -> Sampler<'_> {
+        Sampler { place, before: vec![Reading::default(); VIEWS.len()], at: Instant::now() }
     }
 
-    fn sample(&mut self) -> Vec<Line> {
+    async fn sample(&mut self) -> Result<Vec<Line>, String> {
+        let readings = self.place.readings().await?;
         let seconds = self.at.elapsed().as_secs_f64().max(0.001);
         self.at = Instant::now();
-        let catalog = self.server_jobs.catalog();
-        let jobs = self.server_jobs.jobs();
-        let find = |name: &str| -> JobRow {
-            let id = catalog.get("public", name).map(|r| r.id);
-            jobs.iter().find(|j| Some(j.relation) == id).cloned().unwrap_or_default()
-        };
-        VIEWS
-            .iter()
-            .zip(&mut self.before)
-            .map(|((name, what, _), before)| {
-                let job = find(name);
-                let (read, (hits, reads)) = (rows_read(&job), job.cache());
-                let (was, (hits_then, reads_then)) = *before;
-                *before = (read, (hits, reads));
-                let recent = (hits.saturating_sub(hits_then), reads.saturating_sub(reads_then));
-                Line {
-                    name,
-                    what,
-                    rate: (read.saturating_sub(was) as f64 / seconds).round() as u64,
-                    rows: job.rows.max(0) as u64,
-                    fresh: match (job.state.as_str(), job.lag_ms) {
-                        ("running", Some(lag)) => display::millis(lag),
-                        (state, _) => state.to_owned(),
-                    },
-                    state: job.state_bytes(),
-                    hits: display::ratio(recent),
-                }
-            })
-            .collect()
+        let views = VIEWS.iter().zip(&self.before).zip(&readings);
+        let lines = views.map(|(((name, what, _), before), now)| {
+            let since = |f: fn(&Reading) -> u64| f(now).saturating_sub(f(before));
+            Line {
+                name,
+                what,
+                rate: (since(|r| r.rows_read) as f64 / seconds).round() as u64,
+                rows: now.rows,
+                fresh: match (now.state.as_str(), now.lag_ms) {
+                    ("running", Some(lag)) => display::millis(lag),
+                    (state, _) => state.to_owned(),
+                },
+                state: now.state_bytes,
+                hits: display::ratio((since(|r| r.hits), since(|r| r.lookups))),
+            }
+        });
+        let lines = lines.collect();
+        self.before = readings;
+        Ok(lines)
     }
-}
-
-/// Rows that entered a job's dataflow.
-fn rows_read(job: &JobRow) -> u64 {
-    let leaf = |name: &str| matches!(name, "Source" | "Subscribe");
-    job.operators.iter().filter(|o| leaf(&o.name)).map(|o| o.rows_out).sum()
 }
 
 /// Shows the views every second until `stop` completes: a table that is redrawn in a terminal, else one
 /// line a second.
-pub async fn show(server: &Standalone, stop: impl Future<Output = ()>) {
-    let mut sampler = Sampler::new(server);
+pub async fn show(place: &dyn Place, stop: impl Future<Output = ()>) {
+    let mut sampler = Sampler::new(place);
     let started = Instant::now();
     let terminal = std::io::stdout().is_terminal();
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
@@ -150,9 +195,12 @@ pub async fn show(server: &Standalone, stop: impl Future<Output = ()>) {
             () = &mut stop => break,
             _ = ticks.tick() => {}
         }
-        let lines = sampler.sample();
         let elapsed = started.elapsed();
-        let text = if terminal { table(&lines, elapsed) } else { single(&lines, elapsed) };
+        let text = match sampler.sample().await {
+            Ok(lines) if terminal => table(&lines, elapsed),
+            Ok(lines) => single(&lines, elapsed),
+            Err(reason) => format!("{:>4.0} s | {reason}", elapsed.as_secs_f64()),
+        };
         let mut out = std::io::stdout().lock();
         // Whoever reads may have gone; the demo goes on until it is stopped.
         if drawn > 0 && terminal {

@@ -5,6 +5,7 @@ mod allocator;
 use std::io::Write;
 use std::process::ExitCode;
 
+use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use millrace::ctl::{self, CtlOptions};
 use millrace::roles::{
@@ -39,7 +40,8 @@ enum Command {
     /// Runs a server with a Nexmark stream and five views, and shows what they do
     ///
     /// Its data goes into a temporary directory and away with it, unless --data-dir or --object-store
-    /// says otherwise.
+    /// says otherwise. With --connect it starts no server: the stream and the views are made in one that runs, and
+    /// dropped at the end.
     Demo(Demo),
     /// Copies everything in a store, up to one moment, into an empty directory or prefix
     ///
@@ -90,6 +92,10 @@ struct Demo {
     /// Ends by itself after so many seconds
     #[arg(long)]
     seconds: Option<u64>,
+    /// A server or cluster that runs: HOST:PORT, or what psql takes, as postgres://root@127.0.0.1:4566/dev; a password
+    /// from PGPASSWORD. Connections are not encrypted
+    #[arg(long, value_name = "ADDRESS")]
+    connect: Option<String>,
 }
 
 fn main() -> ExitCode {
@@ -108,7 +114,7 @@ fn main() -> ExitCode {
         Some(Command::Frontend(options)) => run_role(options, Role::Frontend, &given),
         Some(Command::Compute(options)) => run_role(options, Role::Compute, &given),
         Some(Command::Compactor(options)) => run_role(options, Role::Compactor, &given),
-        Some(Command::Demo(demo)) => run_demo(demo),
+        Some(Command::Demo(demo)) => run_demo(demo, &given),
         Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
         Some(Command::Health(health)) => millrace::health::check(&health.http),
@@ -138,9 +144,9 @@ fn log_format(cli: &Cli) -> LogFormat {
             | Command::Compactor(options),
         ) => options.process.log_format(),
         Some(Command::Demo(demo)) => demo.options.log_format(),
-        Some(
-            Command::Backup(_) | Command::Restore(_) | Command::Health(_) | Command::Ctl(_),
-        ) => LogFormat::Text,
+        Some(Command::Backup(_) | Command::Restore(_) | Command::Health(_) | Command::Ctl(_)) => {
+            LogFormat::Text
+        }
     }
 }
 
@@ -187,8 +193,28 @@ fn copy(from: &str, to: &str, takes_over: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn run_demo(demo: Demo) -> Result<(), String> {
-    let Demo { mut options, rate, seconds } = demo;
+/// Flags of a demo that has no server of its own, with the names of their groups.
+const CONNECTED_DEMO: [&str; 5] = ["connect", "rate", "seconds", "Demo", "Options"];
+
+/// Refuses flags of a server where the demo starts none.
+fn check_connected_demo(given: &ArgMatches) -> Result<(), String> {
+    let Some((_, given)) = given.subcommand() else { return Ok(()) };
+    let on_line = |id: &&str| given.value_source(id) == Some(ValueSource::CommandLine);
+    let given = given.ids().map(clap::Id::as_str).filter(on_line);
+    match given.into_iter().find(|id| !CONNECTED_DEMO.contains(id)) {
+        Some(flag) => Err(format!("--{} has no meaning with --connect", flag.replace('_', "-"))),
+        None => Ok(()),
+    }
+}
+
+fn run_demo(demo: Demo, given: &ArgMatches) -> Result<(), String> {
+    let Demo { mut options, rate, seconds, connect } = demo;
+    if let Some(address) = connect {
+        check_connected_demo(given)?;
+        let runtime =
+            tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
+        return runtime.block_on(show_connected_demo(&address, rate, seconds));
+    }
     let mut scratch = None;
     if options.data_dir.is_none() && options.object_store.is_none() && options.config.is_none() {
         let dir = tempfile::Builder::new()
@@ -203,6 +229,39 @@ fn run_demo(demo: Demo) -> Result<(), String> {
     result
 }
 
+/// Ctrl-C, SIGTERM, or the end of the time that was given.
+async fn demo_end(seconds: Option<u64>) {
+    let until = async {
+        match seconds {
+            Some(seconds) => tokio::time::sleep(std::time::Duration::from_secs(seconds)).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = stop_signal() => {}
+        () = until => {}
+    }
+}
+
+async fn show_connected_demo(address: &str, rate: u64, seconds: Option<u64>) -> Result<(), String> {
+    let remote = millrace::demo::remote::Remote::connect(address).await?;
+    let stop = demo_end(seconds);
+    tokio::pin!(stop);
+    let created = tokio::select! {
+        created = millrace::demo::create(&remote, rate) => Some(created),
+        () = &mut stop => None,
+    };
+    if let Some(Ok(())) = created {
+        say("Try: SELECT * FROM millrace_demo.sellers ORDER BY bids DESC LIMIT 5;\n");
+        millrace::demo::show(&remote, stop).await;
+    }
+    let cleaned = remote.clean_up().await;
+    created.unwrap_or(Ok(()))?;
+    cleaned?;
+    say("\nThe demo has ended, and what it made is dropped.");
+    Ok(())
+}
+
 async fn show_demo(
     config: millrace::Config,
     rate: u64,
@@ -210,18 +269,7 @@ async fn show_demo(
 ) -> Result<(), String> {
     let server =
         Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
-    let until = async {
-        match seconds {
-            Some(seconds) => tokio::time::sleep(std::time::Duration::from_secs(seconds)).await,
-            None => std::future::pending().await,
-        }
-    };
-    let stop = async {
-        tokio::select! {
-            () = stop_signal() => {}
-            () = until => {}
-        }
-    };
+    let stop = demo_end(seconds);
     tokio::pin!(stop);
     let created = tokio::select! {
         created = millrace::demo::create(&server, rate) => Some(created),
