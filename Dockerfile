@@ -5,9 +5,12 @@
 #   cargo build --profile dist -p millrace -p millrace-s3 && docker/binaries.sh target/dist
 #   docker build --target runtime -t millrace .
 #
-# build: compiles them; pulls two images.
+# runtime-proxy: haproxy in front of the frontends of docker/cluster.yml, with the server's binary for its health check.
+#
+# build, build-proxy: the same, but they compile the binaries, and pull two images.
 #   docker build --target build -t millrace .
 ARG BASE=millrace-base:bookworm
+ARG PROXY_BASE=millrace-proxy-base:bookworm
 FROM ${BASE} AS runtime
 ARG BINARIES=docker/bin
 COPY ${BINARIES}/millrace ${BINARIES}/millrace-s3 /usr/local/bin/
@@ -22,6 +25,16 @@ ENV MILLRACE_LISTEN=0.0.0.0:4566 MILLRACE_HTTP=127.0.0.1:5691 MILLRACE_DATA_DIR=
 HEALTHCHECK --interval=5s --timeout=6s --start-period=60s CMD ["millrace", "health"]
 ENTRYPOINT ["millrace"]
 CMD ["standalone"]
+
+FROM ${PROXY_BASE} AS runtime-proxy
+ARG BINARIES=docker/bin
+COPY ${BINARIES}/millrace /usr/local/bin/
+COPY docker/haproxy.cfg /etc/haproxy/haproxy.cfg
+USER 999:999
+EXPOSE 4566
+ENV MILLRACE_HTTP=127.0.0.1:8404
+HEALTHCHECK --interval=2s --timeout=6s --start-period=10s CMD ["millrace", "health"]
+ENTRYPOINT ["haproxy", "-db", "-f", "/etc/haproxy/haproxy.cfg"]
 
 FROM rust:1.95-bookworm AS compile
 WORKDIR /build
@@ -41,3 +54,14 @@ ENV MILLRACE_LISTEN=0.0.0.0:4566 MILLRACE_HTTP=127.0.0.1:5691 MILLRACE_DATA_DIR=
 HEALTHCHECK --interval=5s --timeout=6s --start-period=60s CMD ["millrace", "health"]
 ENTRYPOINT ["millrace"]
 CMD ["standalone"]
+
+FROM debian:bookworm-slim AS build-proxy
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates haproxy \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=compile /binaries/millrace /usr/local/bin/
+COPY docker/haproxy.cfg /etc/haproxy/haproxy.cfg
+USER 999:999
+EXPOSE 4566
+ENV MILLRACE_HTTP=127.0.0.1:8404
+HEALTHCHECK --interval=2s --timeout=6s --start-period=10s CMD ["millrace", "health"]
+ENTRYPOINT ["haproxy", "-db", "-f", "/etc/haproxy/haproxy.cfg"]

@@ -1,42 +1,18 @@
 #!/usr/bin/env bash
-# Makes the image that the target `runtime` of the Dockerfile begins with, from Debian's packages: no registry is asked.
+# Makes the images that the targets `runtime` and `runtime-proxy` of the Dockerfile begin with, from Debian's packages: no
+# registry is asked.
 #
-#   docker/base-image.sh [TAG]      the tag that the Dockerfile names: millrace-base:bookworm
+#   docker/base-image.sh      the tags that the Dockerfile names: millrace-base:bookworm and millrace-proxy-base:bookworm
 #
-# It holds what a binary's dynamic libraries need (libc, libgcc, OpenSSL for builds with Kafka's TLS), certificates and
-# the base files: no shell, no package manager. An image of this tag that is there already stays.
+# Images of these tags that are there already stay.
 set -euo pipefail
-tag="${1:-millrace-base:bookworm}"
-packages="base-files netbase ca-certificates libc6 libgcc-s1 libstdc++6 libssl3 zlib1g tzdata"
+here="$(cd "$(dirname "$0")" && pwd)"
+# What a binary's dynamic libraries need (libc, libgcc, OpenSSL for builds with Kafka's TLS), certificates, base files.
+base="base-files netbase ca-certificates libc6 libgcc-s1 libstdc++6 libssl3 zlib1g tzdata"
+# haproxy and what it is linked with.
+proxy="haproxy libcap2 libcrypt1 libgcrypt20 libgpg-error0 liblua5.3-0 liblz4-1 liblzma5 libopentracing1
+  libopentracing-c-wrapper0 libpcre2-8-0 libsystemd0 libzstd1"
 
-if docker image inspect "$tag" >/dev/null 2>&1; then
-  echo "$tag is there already"
-  exit 0
-fi
-scratch="$(mktemp -d)"
-trap 'rm -rf "$scratch"' EXIT
-mkdir "$scratch/packages" "$scratch/root"
-cd "$scratch/packages"
-# apt leaves its sandbox where it cannot write, with a warning.
-apt-get download -qq $packages 2>/dev/null
-for package in *.deb; do
-  dpkg-deb --extract "$package" "$scratch/root"
-done
-cd "$scratch/root"
-# What the packages' scripts would do. Libraries of /lib are found below /usr, too, as in Debian itself.
-mkdir -p usr/bin usr/sbin usr/lib usr/lib64
-for dir in bin sbin lib lib64; do
-  if [ -d "$dir" ] && [ ! -L "$dir" ]; then
-    cp -a "$dir/." "usr/$dir/"
-    rm -rf "$dir"
-  fi
-  ln -s "usr/$dir" "$dir"
-done
-mkdir -p etc/ssl/certs tmp root var/lib
-chmod 1777 tmp
-find usr/share/ca-certificates -name '*.crt' -exec cat {} + >etc/ssl/certs/ca-certificates.crt
-printf 'root:x:0:0:root:/root:/usr/sbin/nologin\nmillrace:x:999:999::/var/lib/millrace:/usr/sbin/nologin\n' >etc/passwd
-printf 'root:x:0:\nmillrace:x:999:\n' >etc/group
-rm -rf usr/share/doc usr/share/man usr/share/locale usr/share/lintian usr/lib/x86_64-linux-gnu/gconv usr/lib/aarch64-linux-gnu/gconv
-tar --numeric-owner --owner=0 --group=0 -c . | docker import -c 'ENV PATH=/usr/local/bin:/usr/bin' - "$tag" >/dev/null
-echo "$tag is made"
+# Names of packages have no blanks.
+"$here/package-image.sh" millrace-base:bookworm $base
+"$here/package-image.sh" millrace-proxy-base:bookworm $base $proxy

@@ -18,20 +18,20 @@ fn root() -> &'static Path {
 }
 
 /// What a command did within its time.
-struct Ran {
+pub struct Ran {
     status: Option<ExitStatus>,
     /// Output and errors, in the order in which they were written.
-    text: String,
+    pub text: String,
 }
 
 impl Ran {
-    fn succeeded(&self) -> bool {
+    pub fn succeeded(&self) -> bool {
         self.status.is_some_and(|s| s.success())
     }
 }
 
 /// Runs a command, which is killed when its time is over: then it has no status.
-fn run(command: &mut Command, limit: Duration) -> std::io::Result<Ran> {
+pub fn run(command: &mut Command, limit: Duration) -> std::io::Result<Ran> {
     let mut output: File = tempfile::tempfile()?;
     command.current_dir(root()).stdin(Stdio::null());
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
@@ -64,14 +64,14 @@ fn answers(program: &[&str], argument: &str) -> bool {
     run(&mut command, ENGINE_PATIENCE).is_ok_and(|ran| ran.succeeded())
 }
 
-/// The cluster's containers, networks, volumes and image.
+/// The cluster's containers, networks, volumes and images.
 pub struct Project {
     compose: &'static [&'static str],
     name: String,
 }
 
 impl Project {
-    /// Makes the image of the binaries under test, and starts nothing.
+    /// Makes images of the binaries under test, and starts nothing.
     pub fn prepare() -> Result<Project, Skipped> {
         if !answers(&["docker"], "info") {
             return Err(Skipped("docker info does not answer".to_owned()));
@@ -82,7 +82,7 @@ impl Project {
         let base = run(&mut Command::new(root().join("docker/base-image.sh")), IMAGE_LIMIT);
         match base {
             Ok(ran) if ran.succeeded() => {}
-            Ok(ran) => return Err(Skipped(format!("there is no base image: {}", ran.text))),
+            Ok(ran) => return Err(Skipped(format!("there are no base images: {}", ran.text))),
             Err(error) => return Err(Skipped(format!("docker/base-image.sh: {error}"))),
         }
         let directory = binaries()?;
@@ -99,18 +99,28 @@ impl Project {
         strip.arg(binaries).arg(context.path().join("docker/bin"));
         let ran = run(&mut strip, IMAGE_LIMIT).expect("the script is there");
         assert!(ran.succeeded(), "docker/binaries.sh: {}", ran.text);
-        let mut build = Command::new("docker");
-        build.args(["build", "--target", "runtime", "--tag", &self.name, "--file", "Dockerfile"]);
-        let ran = run(build.arg(context.path()), IMAGE_LIMIT).expect("docker was there");
-        assert!(ran.succeeded(), "docker build: {}", ran.text);
+        let proxy = "docker/haproxy.cfg";
+        fs::copy(root().join(proxy), context.path().join(proxy)).expect("the file is there");
+        for (target, tag) in [("runtime", &self.name), ("runtime-proxy", &self.proxy())] {
+            let mut build = Command::new("docker");
+            build.args(["build", "--target", target, "--tag", tag, "--file", "Dockerfile"]);
+            let ran = run(build.arg(context.path()), IMAGE_LIMIT).expect("docker was there");
+            assert!(ran.succeeded(), "docker build: {}", ran.text);
+        }
+    }
+
+    /// The image of the proxy.
+    fn proxy(&self) -> String {
+        format!("{}-proxy", self.name)
     }
 
     fn compose(&self, arguments: &[&str]) -> Ran {
         let mut command = Command::new(self.compose[0]);
         command.args(&self.compose[1..]).args(["-f", "docker/cluster.yml", "-p", &self.name]);
-        // The engine chooses free ports.
         command.args(arguments).env("MILLRACE_IMAGE", &self.name);
-        command.env("MILLRACE_PORT_1", "0").env("MILLRACE_PORT_2", "0");
+        command.env("MILLRACE_PROXY_IMAGE", self.proxy());
+        // The engine chooses a free port.
+        command.env("MILLRACE_PORT", "0");
         // A bucket that somebody works with stays out of it.
         for name in ["MILLRACE_OBJECT_STORE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID"] {
             command.env_remove(name);
@@ -161,7 +171,7 @@ impl Drop for Project {
     fn drop(&mut self) {
         let down = self.compose(&["down", "--volumes", "--timeout", "0"]);
         let mut remove = Command::new("docker");
-        let removed = run(remove.args(["image", "rm", &self.name]), COMPOSE_LIMIT);
+        let removed = run(remove.args(["image", "rm", &self.proxy(), &self.name]), COMPOSE_LIMIT);
         for ran in [Ok(down), removed] {
             match ran {
                 Ok(ran) if ran.succeeded() => {}
