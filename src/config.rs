@@ -17,7 +17,8 @@ pub struct Options {
 
     /// Address of the web console, /metrics and /health; `off`: none [default: the port 1125 above
     /// --listen's on the same host, 127.0.0.1:5691, if it is free]
-    #[arg(long, env = "MILLRACE_HTTP", value_name = "HOST:PORT")]
+    #[arg(long, visible_alias = "metrics-listen", env = "MILLRACE_HTTP", value_name = "HOST:PORT")]
+    #[serde(alias = "metrics-listen")]
     pub http: Option<String>,
 
     /// Certificate chain (PEM) with which connections of clients that ask for TLS are encrypted

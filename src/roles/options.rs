@@ -304,6 +304,30 @@ mod tests {
     }
 
     #[test]
+    fn the_address_of_metrics_has_two_names() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            options: ClusterOptions,
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("millrace.toml");
+        std::fs::write(&path, "metrics-listen = \"127.0.0.1:7\"\n").unwrap();
+        let file = path.display().to_string();
+        let line = ["millrace", "--object-store", "file:///x"];
+        for (given, address) in [
+            (["--metrics-listen", "127.0.0.1:8"], "127.0.0.1:8"),
+            (["--http", "127.0.0.1:8"], "127.0.0.1:8"),
+            (["--config", &file], "127.0.0.1:7"),
+        ] {
+            let line = line.into_iter().chain(given);
+            let options = <Line as clap::Parser>::parse_from(line).options;
+            let config = options.resolve(Role::Meta).unwrap();
+            assert_eq!(config.process.http.address(), Some(address), "{given:?}");
+        }
+    }
+
+    #[test]
     fn keys_of_a_cluster_are_those_of_its_flags() {
         let keys = toml::Table::from_iter(
             CLUSTER_KEYS.map(|key| (key.to_owned(), toml::Value::Boolean(true))),
