@@ -1,6 +1,6 @@
 //! What an operator is told of garbage collection, and how he has it run now.
 
-use millrace_common::{Epoch, SqlError};
+use millrace_common::Epoch;
 use millrace_rpc::operator::{CollectionHolder, CollectionReport};
 use tokio::sync::watch;
 
@@ -15,7 +15,7 @@ pub struct Rounds {
 
 impl Rounds {
     /// Has the collector begin a round soon, and returns when one has ended that began after this call.
-    pub async fn run(&self) -> Result<(), SqlError> {
+    pub async fn run(&self) {
         let mut wanted = 0;
         self.asked.send_modify(|asked| {
             *asked += 1;
@@ -23,7 +23,6 @@ impl Rounds {
         });
         // The sender is in `self`.
         let _ = self.ended.subscribe().wait_for(|ended| *ended >= wanted).await;
-        Ok(())
     }
 
     /// The round that was asked for last.

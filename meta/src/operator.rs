@@ -52,7 +52,7 @@ impl OperatorService for Meta {
 
     async fn collection(&self, run: bool) -> Result<CollectionReport, CallError> {
         if run {
-            self.shared.collection.run().await?;
+            self.shared.collection.run().await;
         }
         Ok(self.collection_report())
     }
