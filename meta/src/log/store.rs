@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_common::task::spawn;
-use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
+use millrace_rpc::log::{FrameError, LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
 use millrace_storage::object::{PutWatch, race};
 use object_store::path::Path;
@@ -305,7 +305,10 @@ fn numbered(object: ObjectMeta) -> Option<(u64, ObjectMeta)> {
 }
 
 fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, MetaError> {
-    decode_frame(bytes, crc).map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
+    decode_frame(bytes, crc).map_err(|error| match (path.to_string(), error) {
+        (object, FrameError::Newer { needed }) => MetaError::Newer { object, needed },
+        (object, error) => MetaError::Corrupt { object, error },
+    })
 }
 
 /// Record `number`, of its bytes.
