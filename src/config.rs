@@ -20,6 +20,17 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_HTTP", value_name = "HOST:PORT")]
     pub http: Option<String>,
 
+    /// Where others reach this process; of a standalone server, where another one that is started on the same object store
+    /// asks whether this one is still there [default: the address of --listen; where that is all addresses of the
+    /// machine, a standalone server takes the one by which it reaches others]
+    #[arg(long, env = "MILLRACE_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+
+    /// Starts although another server uses the object store: that one ends
+    #[arg(long, env = "MILLRACE_TAKE_OVER")]
+    #[serde(default)]
+    pub take_over: bool,
+
     /// Certificate chain (PEM) with which connections of clients that ask for TLS are encrypted
     #[arg(long, env = "MILLRACE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -170,6 +181,10 @@ pub enum LogFormat {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: String,
+    /// Where others reach it; `None`: where it listens.
+    pub advertise: Option<String>,
+    /// Whether it takes over an object store that another server uses.
+    pub take_over: bool,
     pub http: Http,
     pub access: Access,
     pub data_dir: PathBuf,
@@ -189,6 +204,8 @@ impl Config {
     pub fn embedded(data_dir: &Path) -> Config {
         Config {
             listen: "127.0.0.1:0".to_owned(),
+            advertise: None,
+            take_over: false,
             http: Http::Off,
             access: Access::default(),
             data_dir: data_dir.to_path_buf(),
@@ -393,6 +410,8 @@ impl Options {
         let http = Http::from_option(given.http, &listen);
         Ok(Config {
             listen,
+            advertise: given.advertise,
+            take_over: given.take_over,
             http,
             access,
             data_dir,
@@ -410,6 +429,8 @@ impl Options {
         Options {
             listen: self.listen.or(file.listen),
             http: self.http.or(file.http),
+            advertise: self.advertise.or(file.advertise),
+            take_over: self.take_over || file.take_over,
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
             require_password: self.require_password || file.require_password,

@@ -77,7 +77,7 @@ pub async fn read_epoch(
 }
 
 /// What was acknowledged before includes what another server has that leads now: the read is refused then.
-async fn prove_lead(shared: &Shared, timeout: Duration) -> Result<(), SqlError> {
+pub async fn prove_lead(shared: &Shared, timeout: Duration) -> Result<(), SqlError> {
     let trouble = Mutex::new(None);
     let proof = shared.log()?.prove_lead(|error| *trouble.lock() = Some(error));
     let proof = tokio::time::timeout(timeout, proof).await;

@@ -107,7 +107,8 @@ impl FrontendProcess {
         let frontend = Frontend::new(Arc::new(cluster), settings)?;
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
-        let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        let serving =
+            tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();
         let beat = Beat::start(&link, given_up, told(&log, &versions), ending.clone());
         let metrics = Metrics::new("frontend", link.incarnation).with(

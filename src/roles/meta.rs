@@ -78,6 +78,7 @@ impl MetaProcess {
         let port = MetricsPort::open(&seat.config.process, seat.metrics()).await?;
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
+        standby.refuse_standalone(&own).await?;
         let at_once = match standby.claims_at_once(&own) {
             Some(record) => seat.lead(record).await?,
             None => false,

@@ -9,6 +9,7 @@ mod nemesis;
 mod observed;
 mod process;
 mod sessions;
+mod standalone;
 mod suites;
 mod tls;
 mod transfers;

@@ -198,10 +198,39 @@ impl Cluster {
         previous
     }
 
+    /// A process on the bucket.
+    fn command(&self, role: &str, data_dir: &Path, listen: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command
+            .arg(role)
+            .args(["--listen", listen])
+            .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
+            .arg("--data-dir")
+            .arg(data_dir)
+            .args(SMALL)
+            .envs([
+                ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
+                ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
+                ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
+                ("AWS_REGION", "us-east-1".to_owned()),
+                ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ]);
+        command
+    }
+
+    /// A server that runs all roles, on the same bucket. It says that it is ready in another way than a process of a
+    /// cluster.
+    pub fn standalone(&mut self, listen: &str, flags: &[&str]) -> Process {
+        self.starts += 1;
+        let data_dir = self.dir.join(format!("standalone-{}", self.starts));
+        let mut command = self.command("standalone", &data_dir, listen);
+        command.args(flags);
+        Process::spawn(command)
+    }
+
     /// Starts a process, beside or in place of the one of this name.
     pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
         self.starts += 1;
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         // One that still lives, or sleeps, has its address; another finds its own.
         let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
         let listen = own.map_or("127.0.0.1:0", String::as_str);
@@ -210,21 +239,8 @@ impl Cluster {
             Some(_) => self.dir.join(name),
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
-        command
-            .arg(role(name))
-            .args(["--listen", listen])
-            .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
-            .arg("--data-dir")
-            .arg(data_dir)
-            .args(SMALL)
-            .args(self.flags)
-            .envs([
-                ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
-                ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
-                ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
-                ("AWS_REGION", "us-east-1".to_owned()),
-                ("AWS_ALLOW_HTTP", "true".to_owned()),
-            ]);
+        let mut command = self.command(role(name), &data_dir, listen);
+        command.args(self.flags);
         let metas = self.ports.iter().filter(|(name, _)| role(name) == "meta");
         let metas: Vec<&str> = metas.map(|(_, address)| address.as_str()).collect();
         if role(name) != "meta" || metas.len() > 1 {

@@ -16,7 +16,8 @@ use super::store::TestStore;
 use super::{TestEnv, table, view};
 use crate::cluster::Connect;
 use crate::members::PROCESS_LEASE;
-use crate::meta::{Meta, MetaOptions};
+use crate::meta::Meta;
+use crate::options::MetaOptions;
 
 /// All processes are one fake worker, whose jobs are those of the newest generation.
 struct Connections {

@@ -1,6 +1,7 @@
 //! Promises of the whole crate; those of a single module are tested beside it.
 
 mod backlog;
+mod claims;
 mod cluster;
 mod commit_numbers;
 mod detach;
