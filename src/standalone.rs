@@ -542,6 +542,7 @@ pub(crate) fn meta_options(
         recovering: Some(Box::new(move |slices| {
             let _ = tail.set(Arc::new(TailPrefetch::start(&object_store, slices)));
         })),
+        max_clock_skew: config.max_clock_skew,
         snapshots,
         gc,
         rewrite,

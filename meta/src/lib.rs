@@ -19,6 +19,7 @@ pub mod advisory;
 pub mod backlog;
 pub mod backup;
 pub mod catalog;
+pub mod clock;
 pub mod cluster;
 mod commit_volume;
 mod compact;
@@ -68,7 +69,7 @@ pub mod timeline;
 
 pub use catalog::Catalog;
 pub use cluster::Connect;
-pub use error::MetaError;
+pub use error::{MetaError, is_skewed};
 pub use follower::{FollowError, LogFollower};
 pub use gc::GcOptions;
 pub use meta::{CreateOptions, Meta, is_overtaken};

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::clock::{ClockGuard, ClockSkew, watch_clock};
 use crate::cluster::{self, Cluster, Connect};
 use crate::compact::{ReadsOfTable, Scheduler, TableClass};
 use crate::error::VoidReason;
@@ -87,8 +88,16 @@ impl Meta {
         if let Some(may_claim) = options.may_claim {
             may_claim(&opened.state).await?;
         }
-        store.probe(options.env.random()).await?;
-        let shared = Shared::new(options.env.clone(), options.parallelism, options.settings);
+        let clock = Arc::new(ClockGuard::new(options.env.clone(), options.max_clock_skew));
+        let record = opened.state.number;
+        clock.note_store(store.probe(&options.env).await?, record);
+        clock.check()?;
+        let shared = Shared::new(
+            options.env.clone(),
+            options.parallelism,
+            options.settings,
+            Arc::clone(&clock),
+        );
         // Set once, here.
         let _ = shared.source_epoch_events.set(options.source_epoch_events);
         let _ = shared.step_bytes.set(options.step_bytes.max(1));
@@ -102,6 +111,7 @@ impl Meta {
             log_retention: setting(|s| s.log_retention),
             object_retention: setting(|s| s.object_retention),
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
+            clock,
         };
         let process = RegisterProcess {
             nonce: options.nonce.unwrap_or_else(|| shared.env.random().max(1)),
@@ -271,6 +281,10 @@ impl Meta {
             options: self.rewrite,
         };
         let shutdown = &self.shared.shutdown;
+        if self.shared.clock.is_on() {
+            let watch = watch_clock(Arc::clone(&self.shared), self.store.clone());
+            spawn("watch the clock", shutdown.clone().run_until_cancelled_owned(watch));
+        }
         spawn("rewrite segments", shutdown.clone().run_until_cancelled_owned(rewriter.run()));
         spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
         spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
@@ -535,6 +549,16 @@ impl Meta {
     /// Returns once it is known that nobody else had taken the lead two seconds ago, or with the error that somebody has.
     pub async fn prove_lead(&self) -> Result<(), SqlError> {
         read::prove_lead(&self.shared, self.shared.settings().read_wait_timeout).await
+    }
+
+    /// Why this process does not lead at present although nobody else does; `None`: its clock is right.
+    pub fn clock_skew(&self) -> Option<ClockSkew> {
+        self.shared.clock.skew()
+    }
+
+    /// The same as an error, for what need not wait until it is refused.
+    pub fn check_clock(&self) -> Result<(), SqlError> {
+        Ok(self.shared.clock.check()?)
     }
 
     /// Completes when another server has taken over this store: nothing is acknowledged any more.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use millrace_common::access::AccessClass;
@@ -57,6 +58,8 @@ pub struct MetaOptions {
     /// What this process does, and where others reach it; empty: nobody does.
     pub roles: Vec<ProcessRole>,
     pub address: String,
+    /// How far its clock may be from the object store's and its peers' while it leads. `None`: any.
+    pub max_clock_skew: Option<Duration>,
     pub gc: GcOptions,
     /// When segments with little live data are rewritten.
     pub rewrite: RewriteOptions,
@@ -92,6 +95,7 @@ impl MetaOptions {
                 ProcessRole::Compactor,
             ],
             address: String::new(),
+            max_clock_skew: None,
             gc: GcOptions::default(),
             rewrite: RewriteOptions::default(),
             recovering: None,

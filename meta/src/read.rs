@@ -424,8 +424,9 @@ pub(crate) fn not_ready(message: String) -> SqlError {
 
 /// Damaged or lost storage keeps its own code; to a reader any other cause is a job that does not run.
 fn failed(code: SqlState, message: String) -> SqlError {
-    const OWN: [SqlState; 4] = [
+    const OWN: [SqlState; 5] = [
         SqlState::DATA_CORRUPTED,
+        SqlState::SYSTEM_ERROR,
         SqlState::DISK_FULL,
         SqlState::IO_ERROR,
         SqlState::NOT_NULL_VIOLATION,

@@ -73,7 +73,7 @@ impl FrontendProcess {
         tracing::info!(record = log.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Frontend;
-        let env = &*overrides.env;
+        let env = &overrides.env;
         let link = Link::register(&config.metas, role, advertised, &log, env).await?;
         let object_store = Arc::clone(&ground.object_store);
         let options = store_options(process, &overrides, object_store, link.incarnation);

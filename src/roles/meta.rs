@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use millrace_common::SqlError;
 use millrace_meta::processes::ProcessStatus;
-use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken};
+use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken, is_skewed};
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::{Admission, Identity, LeaderSlot, Server};
 use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
+use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -36,8 +37,9 @@ use crate::standalone::{
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a leader that ends waits until the log has it that it leads no longer.
 const RESIGN: Duration = Duration::from_secs(2);
-/// Before a claim that has failed is tried again.
+/// Before a claim that has failed is tried again; because of the clock, which costs the store some requests.
 const PAUSE: Duration = Duration::from_secs(1);
+const CLOCK_PAUSE: Duration = Duration::from_secs(5);
 
 /// A running meta process. It has started when it leads, or knows of a leader and stands by.
 pub struct MetaProcess {
@@ -72,6 +74,7 @@ impl MetaProcess {
             leading: OnceLock::new(),
             identity: OnceLock::new(),
             fenced: Arc::default(),
+            clock: Mutex::default(),
             ending: Ending::default(),
             began,
         });
@@ -132,6 +135,8 @@ struct Seat {
     identity: OnceLock<Arc<Identity>>,
     /// Processes that it has fenced.
     fenced: Arc<AtomicU64>,
+    /// Why its clock kept it from leading when it was about to.
+    clock: Mutex<Option<String>>,
     ending: Ending,
     began: Instant,
 }
@@ -166,15 +171,17 @@ impl Seat {
         if let Some(mut standby) = standby {
             loop {
                 let record = standby.wait().await;
+                let mut pause = PAUSE;
                 match self.lead(record).await {
                     Ok(true) => break,
+                    Ok(false) if self.clock.lock().is_some() => pause = CLOCK_PAUSE,
                     Ok(false) => info!("another process was first: stands by"),
                     Err(error) if self.leading.get().is_none() => {
                         warn!(%error, "the lead could not be taken, trying again");
                     }
                     Err(error) => return self.ending.end(error.to_string()),
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(pause).await;
             }
         }
         if let Some(meta) = self.leading.get() {
@@ -187,8 +194,16 @@ impl Seat {
         let meta =
             match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
                 Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
+                Err(StartError::Meta(error)) if is_skewed(&error) => {
+                    let before = self.clock.lock().replace(error.to_string());
+                    if before.is_none() {
+                        warn!(%error, "stands by until the clock is right");
+                    }
+                    return Ok(false);
+                }
                 meta => meta?,
             };
+        *self.clock.lock() = None;
         // Set once: a process leads once.
         let _ = self.leading.set(Arc::clone(&meta));
         self.admission.follow("");
@@ -225,6 +240,9 @@ impl Seat {
             let met = self.admission.term().max(told);
             if met > term {
                 break MetaError::Deposed { term: met }.to_string();
+            }
+            if let Some(skew) = meta.clock_skew() {
+                break skew.to_string();
             }
             if !has_led_long && began.elapsed() > LED_LONG {
                 has_led_long = true;
@@ -270,7 +288,7 @@ impl Seat {
     fn metrics(self: &Arc<Seat>) -> Metrics {
         let (admission, leader) = (Arc::clone(&self.admission), Arc::clone(&self.admission));
         let (of_log, of_processes) = (Arc::clone(self), Arc::clone(self));
-        let fenced = Arc::clone(&self.fenced);
+        let (fenced, health) = (Arc::clone(&self.fenced), Arc::clone(self));
         Metrics::of("meta", move || admission.incarnation())
             .with(
                 "millrace_leads",
@@ -287,6 +305,7 @@ impl Seat {
                 "Processes that this one has fenced.",
                 move || fenced.load(Ordering::Relaxed),
             )
+            .with_health(move || health.clock.lock().clone())
             .with_text(move |text| {
                 if let Some(meta) = of_processes.leading.get() {
                     write_behind(meta, text);

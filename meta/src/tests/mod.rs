@@ -2,6 +2,7 @@
 
 mod backlog;
 mod claims;
+mod clock;
 mod cluster;
 mod commit_numbers;
 mod detach;
