@@ -6,6 +6,7 @@
 
 mod metas;
 mod nemesis;
+mod network;
 mod observed;
 mod process;
 mod sessions;
