@@ -78,19 +78,29 @@ impl Meta {
     /// earlier leaders only, and jobs stay where they run.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
-        // Nothing is written, the probe neither, before it is known that this build may open the log.
-        let opened = store.open().await?;
+        // At the same time: a start takes few rounds. Whoever is refused leaves nothing behind.
+        let (opened, (offset, deleted)) = futures::join!(store.open(), store.probe(&options.env));
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let _ = deleted.await;
+                return Err(error.into());
+            }
+        };
         if let Some(recovering) = options.recovering {
             let jobs = opened.state.jobs.values();
             recovering(jobs.flat_map(|j| j.version.tail.iter().cloned()).collect());
         }
         let may_lead = options.may_claim.is_some().then(|| leaders_before(&opened.state));
-        if let Some(may_claim) = options.may_claim {
-            may_claim(&opened.state).await?;
+        if let Some(may_claim) = options.may_claim
+            && let Err(refused) = may_claim(&opened.state).await
+        {
+            let _ = deleted.await;
+            return Err(refused);
         }
         let clock = Arc::new(ClockGuard::new(options.env.clone(), options.max_clock_skew));
         let record = opened.state.number;
-        clock.note_store(store.probe(&options.env).await?, record);
+        clock.note_store(offset?, record);
         clock.check()?;
         let shared = Shared::new(
             options.env.clone(),

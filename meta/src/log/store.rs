@@ -13,6 +13,7 @@ use millrace_storage::object::{PutWatch, race};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use prost::bytes::Bytes;
+use tokio::task::JoinHandle;
 
 use crate::clock::ClockOffset;
 use crate::error::MetaError;
@@ -85,21 +86,25 @@ impl LogStore {
         Path::from(format!("{SNAPSHOT}/{number:020}"))
     }
 
-    /// Refuses a store that lets two creators of one key win. How far its clock is from that of this process.
-    pub async fn probe(&self, env: &EnvHandle) -> Result<ClockOffset, MetaError> {
+    /// Refuses a store that lets two creators of one key win. How far its clock is from that of this process, and what
+    /// ends when nothing is left of the probe.
+    pub async fn probe(&self, env: &EnvHandle) -> (Result<ClockOffset, MetaError>, JoinHandle<()>) {
         let path = LogStore::probe_path(env);
         let began = env.now_ms();
         let outcome = race(&*self.store, &path).await;
         let ended = env.now_ms();
-        self.delete_probe(path);
+        let deleted = self.delete_probe(path);
         let written = outcome.map_err(|e| match e {
             full @ StorageError::DiskFull { .. } => MetaError::Full(full.to_string()),
             unsuitable @ StorageError::Unsuitable { .. } => {
                 MetaError::Unsuitable(unsuitable.to_string())
             }
             other => MetaError::Store(other.to_string()),
-        })?;
-        Ok(ClockOffset::of_store(began, written.last_modified.timestamp_millis(), ended))
+        });
+        let offset = written.map(|written| {
+            ClockOffset::of_store(began, written.last_modified.timestamp_millis(), ended)
+        });
+        (offset, deleted)
     }
 
     /// How far the store's clock is from that of this process. Three requests.
@@ -124,11 +129,11 @@ impl LogStore {
     }
 
     /// Nobody waits for it: a key left behind is harmless, its number is not used again.
-    fn delete_probe(&self, path: Path) {
+    fn delete_probe(&self, path: Path) -> JoinHandle<()> {
         let store = Arc::clone(&self.store);
         spawn("delete a probe", async move {
             let _ = store.delete(&path).await;
-        });
+        })
     }
 
     /// Reads the newest snapshot and everything after it. The records that it covers are not even listed: they stay for
