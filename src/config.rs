@@ -21,6 +21,22 @@ pub struct Options {
     #[serde(alias = "metrics-listen")]
     pub http: Option<String>,
 
+    /// Where others reach this process; of a standalone server, where another one that is started on the same object store
+    /// asks whether this one is still there [default: the address of --listen; where that is all addresses of the
+    /// machine, a standalone server takes the one by which it reaches others]
+    #[arg(long, env = "MILLRACE_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+
+    /// Starts although another server uses the object store: that one ends
+    #[arg(long, env = "MILLRACE_TAKE_OVER")]
+    #[serde(default)]
+    pub take_over: bool,
+
+    /// How far the clock of a process that leads may be from the object store's and from those of other processes; beyond
+    /// it, it does not lead [default: 2s]
+    #[arg(long, env = "MILLRACE_MAX_CLOCK_SKEW", value_name = "DURATION")]
+    pub max_clock_skew: Option<String>,
+
     /// Certificate chain (PEM) with which connections of clients that ask for TLS are encrypted
     #[arg(long, env = "MILLRACE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
@@ -171,6 +187,12 @@ pub enum LogFormat {
 #[derive(Clone, Debug)]
 pub struct Config {
     pub listen: String,
+    /// Where others reach it; `None`: where it listens.
+    pub advertise: Option<String>,
+    /// Whether it takes over an object store that another server uses.
+    pub take_over: bool,
+    /// `None`: the clock is taken as it is.
+    pub max_clock_skew: Option<Duration>,
     pub http: Http,
     pub access: Access,
     pub data_dir: PathBuf,
@@ -190,6 +212,9 @@ impl Config {
     pub fn embedded(data_dir: &Path) -> Config {
         Config {
             listen: "127.0.0.1:0".to_owned(),
+            advertise: None,
+            take_over: false,
+            max_clock_skew: None,
             http: Http::Off,
             access: Access::default(),
             data_dir: data_dir.to_path_buf(),
@@ -349,6 +374,7 @@ pub enum ConfigError {
 
 /// PostgreSQL's.
 const MAX_CONNECTIONS: usize = 262_143;
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
 const GIB: usize = 1 << 30;
 /// Below this nothing works well enough to be worth starting.
 const MIN_MEMORY: usize = 64_000_000;
@@ -390,10 +416,17 @@ impl Options {
         let parallelism = given.parallelism()?;
         let tuning = given.tuning()?;
         let access = given.access()?;
+        let max_clock_skew = match &given.max_clock_skew {
+            Some(text) => duration("--max-clock-skew", text)?,
+            None => MAX_CLOCK_SKEW,
+        };
         let listen = given.listen.unwrap_or_else(|| "127.0.0.1:4566".to_string());
         let http = Http::from_option(given.http, &listen);
         Ok(Config {
             listen,
+            advertise: given.advertise,
+            take_over: given.take_over,
+            max_clock_skew: Some(max_clock_skew),
             http,
             access,
             data_dir,
@@ -411,6 +444,9 @@ impl Options {
         Options {
             listen: self.listen.or(file.listen),
             http: self.http.or(file.http),
+            advertise: self.advertise.or(file.advertise),
+            take_over: self.take_over || file.take_over,
+            max_clock_skew: self.max_clock_skew.or(file.max_clock_skew),
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
             require_password: self.require_password || file.require_password,

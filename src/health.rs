@@ -9,6 +9,15 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// An answer is shorter.
 const ANSWER_BYTES: u64 = 4096;
 
+/// The status, and what else is said.
+fn described(answer: &str) -> String {
+    let status = answer.lines().next().unwrap_or_default();
+    match answer.split_once("\r\n\r\n").map(|(_, body)| body.trim()) {
+        Some(reason) if !reason.is_empty() => format!("{status}: {reason}"),
+        _ => status.to_owned(),
+    }
+}
+
 /// Asks the HTTP port of a server whether it serves. The error says why not.
 pub fn check(address: &str) -> Result<(), String> {
     let cannot = |e: std::io::Error| format!("no answer from {address}: {e}");
@@ -24,6 +33,6 @@ pub fn check(address: &str) -> Result<(), String> {
     let answer = String::from_utf8_lossy(&answer);
     match answer.starts_with("HTTP/1.1 200 ") {
         true => Ok(()),
-        false => Err(format!("{address} answered: {}", answer.lines().next().unwrap_or_default())),
+        false => Err(format!("{address} answered: {}", described(&answer))),
     }
 }

@@ -3,6 +3,7 @@
 //! [`standalone`] runs all roles in one process, joined by direct calls through the same traits that
 //! a cluster serves over the network.
 
+mod candidate;
 pub mod config;
 pub mod copy;
 pub mod ctl;
@@ -13,6 +14,7 @@ pub mod http;
 mod leadership;
 mod listen;
 mod machine;
+mod predecessor;
 pub mod roles;
 pub mod runtimes;
 pub mod standalone;

@@ -21,10 +21,11 @@ use millrace_executor::worker::{Worker, WorkerOptions};
 use millrace_frontend::auth::{OwnSecret, verifier_of};
 use millrace_frontend::console::logins::Logins;
 use millrace_frontend::console::runs::Runs;
+use millrace_frontend::identification::StartingPort;
 use millrace_frontend::local_cluster::Direct;
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
-use millrace_meta::{GcOptions, Meta, MetaOptions, RewriteOptions};
+use millrace_meta::{GcOptions, Meta, MetaOptions, RewriteOptions, is_overtaken};
 use millrace_rpc::log::UserChange;
 use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
@@ -38,6 +39,7 @@ use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::candidate::Candidate;
 use crate::config::{Access, Config};
 use crate::descriptors::{self, Shares};
 use crate::http;
@@ -166,12 +168,17 @@ impl Standalone {
         let apart = overrides.threads == Threads::Apart;
         let runtimes = apart.then(|| Runtimes::start(config.memory_limit)).transpose()?;
         let background = runtimes.as_ref().and_then(Runtimes::background);
+        let candidate = Candidate::new(&config, &overrides, address).await;
+        let identification = Arc::clone(&candidate.identification);
+        let port = StartingPort::open(listener, Arc::clone(&identification), shares.pending);
         let (meta, store) =
-            open_state(&config, &overrides, object_store, &background, address).await?;
+            open_state(&config, &overrides, object_store, &background, &candidate).await?;
         // A store that a test has given is this process's own.
         if lock.is_some() {
             begin_to_lead(&config, &meta).await;
         }
+        let shutdown = CancellationToken::new();
+        candidate.lead(&meta, &shutdown);
 
         let worker = Worker::new(WorkerOptions {
             runtime: runtimes.as_ref().and_then(Runtimes::tasks),
@@ -193,10 +200,10 @@ impl Standalone {
             tls,
             own_secret,
             start_query_thread: if apart { lower_priority } else { || {} },
+            identification,
             ..frontend_config(&config, shares)
         };
         let frontend = Frontend::new(cluster, settings)?;
-        let shutdown = CancellationToken::new();
         let shared = Arc::clone(frontend.shared());
         let stop = shutdown.clone();
         let sources = http::Sources {
@@ -216,7 +223,9 @@ impl Standalone {
         let http_serving =
             http_listener.map(|l| tokio::spawn(http::serve(l, Arc::new(sources), limits, stop)));
         let stop = shutdown.clone();
-        let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        let failed = |source| StartError::Listen { address: address.to_string(), source };
+        let (listener, waiting) = port.take().await.map_err(failed)?;
+        let serving = tokio::spawn(async move { frontend.serve(listener, waiting, stop).await });
         tell_start(&config, &meta, began);
         Ok(Standalone {
             meta,
@@ -300,17 +309,22 @@ async fn open_state(
     overrides: &Overrides,
     object_store: Arc<dyn ObjectStore>,
     background: &Option<Handle>,
-    address: SocketAddr,
+    candidate: &Candidate,
 ) -> Result<(Arc<Meta>, Arc<StateStore>), StartError> {
     let late_store: Arc<OnceLock<Arc<StateStore>>> = Arc::default();
     let tail: Arc<OnceLock<Arc<TailPrefetch>>> = Arc::default();
     let given_up = Arc::<GivenUp>::default();
-    let meta = take_lead(config, overrides, || MetaOptions {
+    let options = || MetaOptions {
         given_up: Arc::clone(&given_up),
-        address: address.to_string(),
         ..meta_options(config, overrides, Arc::clone(&object_store), &late_store, &tail)
-    })
-    .await?;
+    };
+    let meta = loop {
+        match take_lead(config, overrides, || candidate.options(options())).await {
+            // Another one was first, and is asked now.
+            Err(StartError::Meta(error)) if is_overtaken(&error) => {}
+            taken => break taken?,
+        }
+    };
     let options = StoreOptions {
         prefetch: tail.get().cloned(),
         background: background.clone(),
@@ -528,6 +542,7 @@ pub(crate) fn meta_options(
         recovering: Some(Box::new(move |slices| {
             let _ = tail.set(Arc::new(TailPrefetch::start(&object_store, slices)));
         })),
+        max_clock_skew: config.max_clock_skew,
         snapshots,
         gc,
         rewrite,

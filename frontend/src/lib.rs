@@ -21,6 +21,7 @@ pub mod dml;
 pub mod encoding;
 pub mod error;
 mod fetch_direction;
+pub mod identification;
 pub mod local_cluster;
 mod other_frontends;
 pub mod query;

@@ -278,6 +278,7 @@ impl Cluster for Direct {
         kind: DmlKind,
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
+        self.meta.check_clock()?;
         let entered = entered.clone();
         let statement = DmlStatement { id, delta, kind, mark: None, entered, announced: None };
         result_of(self.worker.apply_dml(table, statement).await)
@@ -293,6 +294,7 @@ impl Cluster for Direct {
         id: StatementId,
         kind: LoadKind,
     ) -> Result<Load, SqlError> {
+        self.meta.check_clock()?;
         Ok(Load::Here(Box::new(self.worker.begin_load(table, id, kind).await?)))
     }
 
@@ -303,6 +305,7 @@ impl Cluster for Direct {
         read: ReadSet,
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
+        self.meta.check_clock()?;
         let Some(read) = read.into_local() else { return Ok(DmlResult::Conflict) };
         result_of(self.worker.apply_transaction(id, changes, read, entered).await)
     }

@@ -1,6 +1,6 @@
 //! Accepts connections and routes cancel requests.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,6 +16,7 @@ use crate::cluster::Cluster;
 use crate::connection;
 use crate::connection_limit::ConnectionLimit;
 use crate::error::FrontendError;
+use crate::identification::{Accepted, Identification};
 use crate::other_frontends::process_id;
 use crate::query::QueryEngine;
 use crate::secrets;
@@ -46,6 +47,8 @@ pub struct FrontendConfig {
     pub require_password: bool,
     /// Asks nobody for a password, wherever they connect from.
     pub trust_everybody: bool,
+    /// What others are told who ask which server this is.
+    pub identification: Arc<Identification>,
 }
 
 impl Default for FrontendConfig {
@@ -64,6 +67,7 @@ impl Default for FrontendConfig {
             own_secret: crate::auth::OwnSecret::default(),
             require_password: false,
             trust_everybody: false,
+            identification: Arc::default(),
         }
     }
 }
@@ -321,16 +325,22 @@ impl Frontend {
         &self.shared
     }
 
-    /// Serves connections until `shutdown`; sessions then end with 57P01.
+    /// Serves connections until `shutdown`, those first that wait; sessions then end with 57P01.
     pub async fn serve(
         &self,
         listener: TcpListener,
+        waiting: VecDeque<Accepted>,
         shutdown: CancellationToken,
     ) -> Result<(), FrontendError> {
         let sessions = tokio_util::sync::CancellationToken::new();
         let mut tasks = tokio::task::JoinSet::new();
         let connection_limit = ConnectionLimit::new(self.shared.config.max_pending);
         let failure = "cannot accept connections";
+        for (socket, address) in waiting {
+            let pending_connection = connection_limit.enter(address.ip()).await;
+            let (shared, stop) = (self.shared.clone(), sessions.clone());
+            tasks.spawn(connection::run(shared, socket, address, pending_connection, stop));
+        }
         while let Some((socket, address, pending_connection)) =
             connection_limit.accept(&listener, &mut tasks, &shutdown, failure).await
         {

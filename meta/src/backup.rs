@@ -10,10 +10,12 @@ use std::sync::Arc;
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_common::collections::HashMap;
 use millrace_common::{SqlError, SqlState};
+use millrace_rpc::log::FenceProcess;
 use millrace_storage::StorageError;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 
+use crate::fold::fence_processes;
 use crate::log::LogStore;
 use crate::objects::references_of;
 use crate::state::MetaState;
@@ -71,6 +73,9 @@ pub async fn copy(
     }
     if takes_over {
         state.term += 1;
+        // They run on the original, if they still do: nobody has to ask them, or wait for them.
+        let incarnations = state.processes.live().keys().copied().collect();
+        fence_processes(&mut state, &FenceProcess { incarnations })?;
     }
     target.put_snapshot(&state).await?;
     let found = target.open().await?.state;

@@ -174,6 +174,7 @@ impl Cluster {
         let is_leaving = heartbeat.leaving;
         let names = std::mem::take(&mut heartbeat.given_up);
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
+        self.shared.clock.note_peer(incarnation, heartbeat.clock_ms);
         self.shared.members.note(heartbeat, self.shared.env.now());
         // It sends no other heartbeat until this one is answered, which the store may delay.
         let _answered = self.shared.members.answering(incarnation, &self.shared.env);
@@ -274,6 +275,7 @@ impl Cluster {
         let fenced: Vec<u64> = {
             let state = self.shared.state.read();
             self.shared.members.keep(|id| state.processes.is_live(id));
+            self.shared.clock.keep(|id| state.processes.is_live(id));
             self.known.lock().extract_if(.., |id| !state.processes.is_live(*id)).collect()
         };
         for incarnation in &fenced {

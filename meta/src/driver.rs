@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use self::sink::Publishing;
 use crate::commit_volume::bytes_of;
-use crate::error::{MetaError, VoidReason};
+use crate::error::{VoidReason, is_skewed};
 use crate::in_flight::{InFlight, Turn};
 use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Pace, Position, Step, next_step};
@@ -172,14 +172,14 @@ impl Driver {
         }
     }
 
-    /// Waits for space in a store that has none.
+    /// Waits for space in a store that has none, and for the right time.
     async fn raise_generation(&self) -> Result<(), SqlError> {
         loop {
             let jobs = vec![self.handle.id.0];
             let raised =
                 self.shared.log()?.apply(Entry::RaiseGenerations(RaiseGenerations { jobs })).await;
             match raised {
-                Err(full) if full.state == SqlState::DISK_FULL => {
+                Err(refused) if refused.state == SqlState::DISK_FULL || is_skewed(&refused) => {
                     tokio::time::sleep(FULL_PAUSE).await;
                 }
                 other => return other.map(drop),
@@ -320,7 +320,7 @@ impl Driver {
         }
         match self.shared.log().map_err(ExitReason::Closed)?.append(Entry::Tick(Tick {})).await {
             Ok(_) => Ok(()),
-            Err(full @ MetaError::Full(_)) => Err(ExitReason::Failed(full.into())),
+            Err(refused) if refused.is_refusal() => Err(ExitReason::Failed(refused.into())),
             Err(closed) => Err(ExitReason::Closed(closed.into())),
         }
     }
@@ -369,8 +369,8 @@ impl Driver {
                         // An input was lost in between: look again when something changes.
                         Ok(Ok(_) | Err(VoidReason::InputsNotReady)) => {}
                         Ok(Err(void)) => return Err(ExitReason::Failed(void.into())),
-                        Err(full @ MetaError::Full(_)) => {
-                            return Err(ExitReason::Failed(full.into()));
+                        Err(refused) if refused.is_refusal() => {
+                            return Err(ExitReason::Failed(refused.into()));
                         }
                         Err(closed) => return Err(ExitReason::Closed(closed.into())),
                     }
@@ -500,8 +500,8 @@ impl Driver {
                 }
                 Err(ExitReason::Failed(error))
             }
-            Err(full @ MetaError::Full(_)) => {
-                let error = SqlError::from(full);
+            Err(refused) if refused.is_refusal() => {
+                let error = SqlError::from(refused);
                 self.compute.abort_epoch(id, generation, error.clone()).await;
                 Err(ExitReason::Failed(error))
             }

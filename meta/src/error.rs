@@ -2,7 +2,9 @@
 
 use millrace_common::{SqlError, SqlState};
 use millrace_rpc::call_error::LEADS_NO_LONGER;
-use millrace_rpc::log::FrameError;
+use millrace_rpc::log::{FORMAT_VERSION, FrameError};
+
+use crate::clock::ClockSkew;
 
 /// Why the log cannot be used (any more).
 #[derive(Clone, Debug, thiserror::Error)]
@@ -23,11 +25,33 @@ pub enum MetaError {
     Full(String),
     #[error("\"{object}\" is damaged: {error}")]
     Corrupt { object: String, error: FrameError },
+    /// A newer build has written to the log, and says that this one must not open it.
+    #[error(
+        "a newer build of Millrace has written to this object store: \"{object}\" needs log format {needed}, and this \
+         build ({}) reads log formats up to {FORMAT_VERSION}",
+        env!("CARGO_PKG_VERSION")
+    )]
+    Newer { object: String, needed: u32 },
     /// Records are missing between the snapshot and the head.
     #[error("log record {number} is missing")]
     Gap { number: u64 },
+    /// Nothing has happened; the process leads again when its clock is right.
+    #[error("{0}: it does not lead")]
+    Skewed(ClockSkew),
     #[error("the server is shutting down")]
     Closed,
+}
+
+impl MetaError {
+    /// Whether an entry was refused that a later attempt may bring into the log: it is not there, and the log goes on.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, MetaError::Full(_) | MetaError::Skewed(_))
+    }
+}
+
+/// Whether something was refused because the clock of this process is wrong.
+pub fn is_skewed(error: &SqlError) -> bool {
+    error.state == SqlState::SYSTEM_ERROR
 }
 
 impl From<object_store::Error> for MetaError {
@@ -41,8 +65,9 @@ impl From<MetaError> for SqlError {
         let state = match &e {
             MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
             MetaError::Overtaken => SqlState::SERIALIZATION_FAILURE,
-            MetaError::Unsuitable(_) => SqlState::FEATURE_NOT_SUPPORTED,
+            MetaError::Unsuitable(_) | MetaError::Newer { .. } => SqlState::FEATURE_NOT_SUPPORTED,
             MetaError::Store(_) => SqlState::IO_ERROR,
+            MetaError::Skewed(_) => SqlState::SYSTEM_ERROR,
             MetaError::Full(_) => SqlState::DISK_FULL,
             MetaError::Corrupt { .. } | MetaError::Gap { .. } => SqlState::DATA_CORRUPTED,
         };
@@ -50,6 +75,8 @@ impl From<MetaError> for SqlError {
         match e {
             MetaError::Deposed { .. } => error.with_routine(LEADS_NO_LONGER).with_hint("Connect to the server that leads now, or stop it and restart this one."),
             MetaError::Unsuitable(_) => error.with_hint("Use a store that honours If-None-Match on PUT, such as Amazon S3 or a local directory."),
+            MetaError::Newer { .. } => error.with_hint("Start a build that reads this format. This one has changed nothing."),
+            MetaError::Skewed(_) => error.with_hint("Set the clock, for example by NTP; it is looked at again every few seconds."),
             MetaError::Full(_) => error.with_hint("Free some space; nothing acknowledged was lost."),
             _ => error,
         }

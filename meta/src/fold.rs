@@ -12,6 +12,7 @@ mod process;
 
 pub(crate) use catalog::add_dependants;
 pub(crate) use job::position;
+pub(crate) use process::fence as fence_processes;
 use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};

@@ -1,36 +1,34 @@
 //! The handle everybody holds: opening, DDL, reads, and the service workers call.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use millrace_common::access::AccessClass;
 use millrace_common::task::spawn;
-use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
-    FenceProcess, PlaceJobs, ProcessRole, Rebuild, RegisterProcess, SetSetting, SetUser,
-    SplitMarkAt, UserChange,
+    FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
-use millrace_rpc::version::{ColumnWatermark, JobVersion, SliceRef, StatementId, VersionEdit};
+use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId, VersionEdit};
 use millrace_storage::given_up::GivenUp;
-use millrace_storage::read_counts::TableReads;
-use object_store::ObjectStore;
 use parking_lot::Mutex;
 use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::clock::{ClockGuard, ClockSkew, watch_clock};
 use crate::cluster::{self, Cluster, Connect};
 use crate::compact::{ReadsOfTable, Scheduler, TableClass};
 use crate::error::VoidReason;
 use crate::feed::{self, Follow};
+use crate::first_record::{alone, leaders_before};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
-use crate::log::{LogStore, LogWriter, Retention, SnapshotPolicy, WriterOptions};
+use crate::log::{LogStore, LogWriter, Retention, WriterOptions};
+use crate::options::MetaOptions;
 use crate::processes::{Process, ProcessStatus};
 use crate::read;
 use crate::segments::{RewriteOptions, SegmentRewriter};
@@ -38,77 +36,6 @@ use crate::settings::{self, Settings};
 use crate::shared::{Follower, Services, Shared};
 use crate::state::MetaState;
 use crate::stream::Sender;
-
-/// How to open the log.
-pub struct MetaOptions {
-    pub store: Arc<dyn ObjectStore>,
-    pub env: EnvHandle,
-    /// Parallel tasks of a job's fragments.
-    pub parallelism: usize,
-    /// Events a source's epoch may hold: a reader keeps what it writes of one in memory.
-    pub source_epoch_events: u64,
-    /// Bytes of its inputs' changes that a job takes in at once: what it writes and emits of them is in memory until
-    /// its commit.
-    pub step_bytes: u64,
-    /// Settings of the command line, below those set by SQL.
-    pub settings: BTreeMap<String, String>,
-    pub snapshots: SnapshotPolicy,
-    /// How a state table is used. Standalone asks the state store; the default treats all alike.
-    pub table_class: TableClass,
-    /// How often the runs of a state table have been read since they were merged. Standalone asks the state store; by
-    /// default all are read often.
-    pub table_reads: ReadsOfTable,
-    /// Whether a local reader still holds an object that the log has given up.
-    pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
-    /// What this process has written for nothing.
-    pub given_up: Arc<GivenUp>,
-    /// Whether this process runs all jobs itself; otherwise other processes register with it.
-    pub alone: bool,
-    /// It leads only if this is the log's last record; otherwise the error is [`is_overtaken`]. `None`: whatever it is.
-    pub only_after: Option<u64>,
-    /// What this process does, and where others reach it; empty: nobody does.
-    pub roles: Vec<ProcessRole>,
-    pub address: String,
-    pub gc: GcOptions,
-    /// When segments with little live data are rewritten.
-    pub rewrite: RewriteOptions,
-    /// Told which tail slices all jobs will replay, as soon as the log is read: they can be fetched while
-    /// the lead is taken.
-    pub recovering: Option<Box<dyn FnOnce(Vec<SliceRef>) + Send>>,
-    /// Told when the process leads, before anything runs.
-    pub opened: Option<Box<dyn FnOnce(&Arc<Meta>) + Send>>,
-}
-
-impl MetaOptions {
-    pub fn new(store: Arc<dyn ObjectStore>) -> MetaOptions {
-        MetaOptions {
-            store,
-            env: EnvHandle::default(),
-            parallelism: 2,
-            source_epoch_events: crate::source::MAX_EVENTS,
-            step_bytes: u64::MAX,
-            settings: BTreeMap::new(),
-            snapshots: SnapshotPolicy::default(),
-            table_class: Arc::new(|_, _| AccessClass::PointUpdate),
-            table_reads: Arc::new(|_, _| TableReads::MANY),
-            pinned: Arc::new(|_| false),
-            given_up: Arc::default(),
-            alone: true,
-            only_after: None,
-            roles: vec![
-                ProcessRole::Meta,
-                ProcessRole::Frontend,
-                ProcessRole::Compute,
-                ProcessRole::Compactor,
-            ],
-            address: String::new(),
-            gc: GcOptions::default(),
-            rewrite: RewriteOptions::default(),
-            recovering: None,
-            opened: None,
-        }
-    }
-}
 
 /// Clauses of a CREATE.
 #[derive(Clone, Copy, Debug, Default)]
@@ -151,12 +78,36 @@ impl Meta {
     /// earlier leaders only, and jobs stay where they run.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
-        let (opened, ()) = futures::try_join!(store.open(), store.probe(options.env.random()))?;
+        // At the same time: a start takes few rounds. Whoever is refused leaves nothing behind.
+        let (opened, (offset, deleted)) = futures::join!(store.open(), store.probe(&options.env));
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(error) => {
+                let _ = deleted.await;
+                return Err(error.into());
+            }
+        };
         if let Some(recovering) = options.recovering {
             let jobs = opened.state.jobs.values();
             recovering(jobs.flat_map(|j| j.version.tail.iter().cloned()).collect());
         }
-        let shared = Shared::new(options.env.clone(), options.parallelism, options.settings);
+        let may_lead = options.may_claim.is_some().then(|| leaders_before(&opened.state));
+        if let Some(may_claim) = options.may_claim
+            && let Err(refused) = may_claim(&opened.state).await
+        {
+            let _ = deleted.await;
+            return Err(refused);
+        }
+        let clock = Arc::new(ClockGuard::new(options.env.clone(), options.max_clock_skew));
+        let record = opened.state.number;
+        clock.note_store(offset?, record);
+        clock.check()?;
+        let shared = Shared::new(
+            options.env.clone(),
+            options.parallelism,
+            options.settings,
+            Arc::clone(&clock),
+        );
         // Set once, here.
         let _ = shared.source_epoch_events.set(options.source_epoch_events);
         let _ = shared.step_bytes.set(options.step_bytes.max(1));
@@ -170,9 +121,10 @@ impl Meta {
             log_retention: setting(|s| s.log_retention),
             object_retention: setting(|s| s.object_retention),
             observer: Arc::new(Follower(Arc::downgrade(&shared))),
+            clock,
         };
         let process = RegisterProcess {
-            nonce: shared.env.random().max(1),
+            nonce: options.nonce.unwrap_or_else(|| shared.env.random().max(1)),
             roles: options.roles.iter().map(|role| *role as i32).collect(),
             address: options.address,
         };
@@ -182,7 +134,11 @@ impl Meta {
             if options.only_after.is_some_and(|last| last != state.number) {
                 return None;
             }
-            *predecessors.lock() = leaders_before(state);
+            let leaders = leaders_before(state);
+            if may_lead.as_ref().is_some_and(|asked| *asked != leaders) {
+                return None;
+            }
+            *predecessors.lock() = leaders;
             Some(match options.alone {
                 true => alone(state, term, &process),
                 false => cluster::leading(state, &process),
@@ -340,6 +296,10 @@ impl Meta {
             options: self.rewrite,
         };
         let shutdown = &self.shared.shutdown;
+        if self.shared.clock.is_on() {
+            let watch = watch_clock(Arc::clone(&self.shared), self.store.clone());
+            spawn("watch the clock", shutdown.clone().run_until_cancelled_owned(watch));
+        }
         spawn("rewrite segments", shutdown.clone().run_until_cancelled_owned(rewriter.run()));
         spawn("collect garbage", shutdown.clone().run_until_cancelled_owned(collector.run()));
         spawn("plan compactions", shutdown.clone().run_until_cancelled_owned(scheduler.run()));
@@ -601,6 +561,21 @@ impl Meta {
         self.shared.state.read().clone()
     }
 
+    /// Returns once it is known that nobody else had taken the lead two seconds ago, or with the error that somebody has.
+    pub async fn prove_lead(&self) -> Result<(), SqlError> {
+        read::prove_lead(&self.shared, self.shared.settings().read_wait_timeout).await
+    }
+
+    /// Why this process does not lead at present although nobody else does; `None`: its clock is right.
+    pub fn clock_skew(&self) -> Option<ClockSkew> {
+        self.shared.clock.skew()
+    }
+
+    /// The same as an error, for what need not wait until it is refused.
+    pub fn check_clock(&self) -> Result<(), SqlError> {
+        Ok(self.shared.clock.check()?)
+    }
+
     /// Completes when another server has taken over this store: nothing is acknowledged any more.
     pub async fn deposed(&self) -> SqlError {
         match self.shared.log() {
@@ -613,42 +588,6 @@ impl Meta {
 /// Whether a process did not take the lead because the log had gone on.
 pub fn is_overtaken(error: &SqlError) -> bool {
     error.state == SqlState::SERIALIZATION_FAILURE
-}
-
-/// The nonces of those that may lead in this state. Logs of earlier releases name none.
-fn leaders_before(state: &MetaState) -> Vec<u64> {
-    if state.processes.last() == 0 {
-        return if state.term == 0 { Vec::new() } else { vec![0] };
-    }
-    let live = state.processes.live().values().map(|process| &process.registration);
-    live.filter(|p| cluster::has_role(p, ProcessRole::Meta)).map(|p| p.nonce).collect()
-}
-
-/// How a process begins that leads and does everything alone: it fences the others, and what belonged to their sessions
-/// ends with them.
-fn alone(state: &MetaState, term: u64, process: &RegisterProcess) -> Vec<Entry> {
-    let incarnation = state.processes.next(term);
-    let others: Vec<u64> = state.processes.live().keys().copied().collect();
-    let ended = ephemeral_relations(state);
-    let mut entries = vec![
-        Entry::RegisterProcess(process.clone()),
-        Entry::PlaceJobs(PlaceJobs { incarnation, jobs: Vec::new() }),
-    ];
-    if !others.is_empty() {
-        entries.push(Entry::FenceProcess(FenceProcess { incarnations: others }));
-    }
-    if !ended.is_empty() {
-        entries.push(Entry::DropRelations(DropRelations { ids: ended }));
-    }
-    entries
-}
-
-/// Relations that end with a session, and all that depends on them.
-fn ephemeral_relations(state: &MetaState) -> Vec<u32> {
-    let mut ids: std::collections::BTreeSet<RelationId> =
-        state.relations.iter().filter(|(_, r)| r.ephemeral != 0).map(|(id, _)| *id).collect();
-    crate::fold::add_dependants(state, &mut ids);
-    ids.into_iter().map(|id| id.0).collect()
 }
 
 impl Drop for Meta {

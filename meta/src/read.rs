@@ -77,7 +77,7 @@ pub async fn read_epoch(
 }
 
 /// What was acknowledged before includes what another server has that leads now: the read is refused then.
-async fn prove_lead(shared: &Shared, timeout: Duration) -> Result<(), SqlError> {
+pub async fn prove_lead(shared: &Shared, timeout: Duration) -> Result<(), SqlError> {
     let trouble = Mutex::new(None);
     let proof = shared.log()?.prove_lead(|error| *trouble.lock() = Some(error));
     let proof = tokio::time::timeout(timeout, proof).await;
@@ -424,8 +424,9 @@ pub(crate) fn not_ready(message: String) -> SqlError {
 
 /// Damaged or lost storage keeps its own code; to a reader any other cause is a job that does not run.
 fn failed(code: SqlState, message: String) -> SqlError {
-    const OWN: [SqlState; 4] = [
+    const OWN: [SqlState; 5] = [
         SqlState::DATA_CORRUPTED,
+        SqlState::SYSTEM_ERROR,
         SqlState::DISK_FULL,
         SqlState::IO_ERROR,
         SqlState::NOT_NULL_VIOLATION,

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::advisory::AdvisoryLocks;
 use crate::backlog::StepLimit;
 use crate::catalog::Catalog;
+use crate::clock::ClockGuard;
 use crate::collection::Rounds;
 use crate::compaction_queue::CompactionQueue;
 use crate::driver::Driver;
@@ -102,6 +103,8 @@ pub struct Shared {
     pub is_alone: OnceLock<bool>,
     /// The other processes of a cluster.
     pub members: Members,
+    /// Whether this process's clock is right.
+    pub clock: Arc<ClockGuard>,
     /// Advisory locks of the sessions of all frontends of a cluster.
     pub advisory: AdvisoryLocks,
     /// Those who follow the log.
@@ -117,6 +120,7 @@ impl Shared {
         env: EnvHandle,
         parallelism: usize,
         base_settings: BTreeMap<String, String>,
+        clock: Arc<ClockGuard>,
     ) -> Arc<Shared> {
         Arc::new_cyclic(|me| Shared {
             me: me.clone(),
@@ -147,6 +151,7 @@ impl Shared {
             incarnation: OnceLock::new(),
             is_alone: OnceLock::new(),
             members: Members::default(),
+            clock,
             advisory: AdvisoryLocks::default(),
             followers: broadcast::Sender::new(FOLLOWED_RECORDS),
             listed_sizes: ListedSizes::default(),

@@ -198,8 +198,16 @@ async fn page() -> impl IntoResponse {
 }
 
 /// 200 while jobs are being served; which ones fail is in the metrics.
-async fn health() -> &'static str {
-    "ok\n"
+async fn health(State(sources): Shown) -> Response {
+    describe_health(sources.meta.clock_skew().map(|skew| skew.to_string()))
+}
+
+/// The answer of a process that serves, or does not for this reason.
+pub fn describe_health(reason: Option<String>) -> Response {
+    match reason {
+        None => "ok\n".into_response(),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, reason + "\n").into_response(),
+    }
 }
 
 async fn show_metrics(State(sources): Shown) -> impl IntoResponse {

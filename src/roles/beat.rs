@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::EnvHandle;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::remote::{Admission, RemoteMeta};
@@ -38,6 +39,7 @@ impl Beat {
             meta: Arc::clone(&link.meta),
             admission: Arc::clone(&link.admission),
             incarnation: link.incarnation,
+            env: link.env.clone(),
             given_up,
             told,
             ending,
@@ -65,6 +67,7 @@ struct Beating {
     meta: Arc<RemoteMeta>,
     admission: Arc<Admission>,
     incarnation: u64,
+    env: EnvHandle,
     given_up: Arc<GivenUp>,
     told: Told,
     ending: Ending,
@@ -81,6 +84,7 @@ impl Beating {
             let heartbeat = Heartbeat {
                 incarnation: self.incarnation,
                 given_up: names.clone(),
+                clock_ms: self.env.now_ms(),
                 ..(self.told)(record)
             };
             let leader = self.meta.peer().address();

@@ -59,7 +59,7 @@ impl ComputeProcess {
         tracing::info!(record = follower.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Compute;
-        let env = &*overrides.env;
+        let env = &overrides.env;
         let link = Link::register(&config.metas, role, advertised, &follower, env).await?;
         let given_up = Arc::<GivenUp>::default();
         let object_store = Arc::clone(&ground.object_store);

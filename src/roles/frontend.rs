@@ -75,7 +75,7 @@ impl FrontendProcess {
         tracing::info!(record = log.number(), "the log is read");
         let advertised = &ground.advertised;
         let role = ProcessRole::Frontend;
-        let env = &*overrides.env;
+        let env = &overrides.env;
         let link = Link::register(&config.metas, role, advertised, &log, env).await?;
         let object_store = Arc::clone(&ground.object_store);
         let options = store_options(process, &overrides, object_store, link.incarnation);
@@ -110,7 +110,8 @@ impl FrontendProcess {
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
-        let serving = tokio::spawn(async move { frontend.serve(listener, stop).await });
+        let serving =
+            tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();
         let beat = Beat::start(&link, given_up, told(&log, &versions), ending.clone());
         let metrics = Metrics::new("frontend", link.incarnation).with(

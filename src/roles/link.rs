@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::Env;
+use millrace_common::EnvHandle;
 use millrace_meta::LogFollower;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
@@ -32,6 +32,7 @@ pub struct Link {
     pub admission: Arc<Admission>,
     pub meta: Arc<RemoteMeta>,
     pub incarnation: u64,
+    pub env: EnvHandle,
     /// Has calls go to whoever leads, until the last one that has it drops it.
     pub search: Arc<AbortOnDropHandle<()>>,
 }
@@ -44,7 +45,7 @@ impl Link {
         role: ProcessRole,
         advertised: &Contact,
         log: &Arc<LogFollower>,
-        env: &dyn Env,
+        env: &EnvHandle,
     ) -> Result<Link, StartError> {
         let identity = Arc::new(Identity::follower().with_tls(advertised.tls.clone()));
         let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
@@ -91,7 +92,8 @@ impl Link {
         admission.set_incarnation(incarnation);
         info!(incarnation, leader = leader.address, "registered");
         let search = Arc::new(AbortOnDropHandle::new(tokio::spawn(search.run(leader))));
-        Ok(Link { identity, admission, meta: Arc::new(remote), incarnation, search })
+        let (meta, env) = (Arc::new(remote), env.clone());
+        Ok(Link { identity, admission, meta, incarnation, env, search })
     }
 
     /// The process at an address, of this incarnation only.

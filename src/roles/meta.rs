@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use millrace_common::{RelationId, SqlError};
 use millrace_frontend::cluster::{JobRow, job_row};
 use millrace_meta::processes::ProcessStatus;
-use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken};
+use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken, is_skewed};
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::operator::OperatorService;
@@ -20,6 +20,7 @@ use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server
 use millrace_storage::object::Metered;
 use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
+use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -41,8 +42,9 @@ use crate::standalone::{
 const LOOK: Duration = Duration::from_millis(500);
 /// How long a leader that ends waits until the log has it that it leads no longer.
 const RESIGN: Duration = Duration::from_secs(2);
-/// Before a claim that has failed is tried again.
+/// Before a claim that has failed is tried again; because of the clock, which costs the store some requests.
 const PAUSE: Duration = Duration::from_secs(1);
+const CLOCK_PAUSE: Duration = Duration::from_secs(5);
 
 /// A running meta process. It has started when it leads, or knows of a leader and stands by.
 pub struct MetaProcess {
@@ -79,12 +81,14 @@ impl MetaProcess {
             leading: OnceLock::new(),
             identity: OnceLock::new(),
             fenced: Arc::default(),
+            clock: Mutex::default(),
             ending: Ending::default(),
             began,
         });
         let port = MetricsPort::open(&seat.config.process, seat.metrics(requests)).await?;
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
+        standby.refuse_standalone(&own).await?;
         let at_once = match standby.claims_at_once(&own) {
             Some(record) => seat.lead(record).await?,
             None => false,
@@ -139,6 +143,8 @@ struct Seat {
     identity: OnceLock<Arc<Identity>>,
     /// Processes that it has fenced.
     fenced: Arc<AtomicU64>,
+    /// Why its clock kept it from leading when it was about to.
+    clock: Mutex<Option<String>>,
     ending: Ending,
     began: Instant,
 }
@@ -173,15 +179,17 @@ impl Seat {
         if let Some(mut standby) = standby {
             loop {
                 let record = standby.wait().await;
+                let mut pause = PAUSE;
                 match self.lead(record).await {
                     Ok(true) => break,
+                    Ok(false) if self.clock.lock().is_some() => pause = CLOCK_PAUSE,
                     Ok(false) => info!("another process was first: stands by"),
                     Err(error) if self.leading.get().is_none() => {
                         warn!(%error, "the lead could not be taken, trying again");
                     }
                     Err(error) => return self.ending.end(error.to_string()),
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(pause).await;
             }
         }
         if let Some(meta) = self.leading.get() {
@@ -194,8 +202,16 @@ impl Seat {
         let meta =
             match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
                 Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
+                Err(StartError::Meta(error)) if is_skewed(&error) => {
+                    let before = self.clock.lock().replace(error.to_string());
+                    if before.is_none() {
+                        warn!(%error, "stands by until the clock is right");
+                    }
+                    return Ok(false);
+                }
                 meta => meta?,
             };
+        *self.clock.lock() = None;
         // Set once: a process leads once.
         let _ = self.leading.set(Arc::clone(&meta));
         self.admission.follow("");
@@ -233,6 +249,9 @@ impl Seat {
             let met = self.admission.term().max(told);
             if met > term {
                 break MetaError::Deposed { term: met }.to_string();
+            }
+            if let Some(skew) = meta.clock_skew() {
+                break skew.to_string();
             }
             if !has_led_long && began.elapsed() > LED_LONG {
                 has_led_long = true;
@@ -278,7 +297,7 @@ impl Seat {
     fn metrics(self: &Arc<Seat>, requests: Option<Arc<Metered>>) -> Metrics {
         let (admission, leader) = (Arc::clone(&self.admission), Arc::clone(&self.admission));
         let (of_log, of_processes) = (Arc::clone(self), Arc::clone(self));
-        let fenced = Arc::clone(&self.fenced);
+        let (fenced, health) = (Arc::clone(&self.fenced), Arc::clone(self));
         Metrics::of("meta", move || admission.incarnation())
             .with(
                 "millrace_leads",
@@ -296,6 +315,7 @@ impl Seat {
                 move || fenced.load(Ordering::Relaxed),
             )
             .with_store(requests, None)
+            .with_health(move || health.clock.lock().clone())
             .with_text(move |text| {
                 if let Some(meta) = of_processes.leading.get() {
                     write_behind(meta, text);

@@ -39,7 +39,11 @@ pub struct Metrics {
     incarnation: Box<dyn Fn() -> u64 + Send + Sync>,
     families: Vec<Family>,
     texts: Vec<Text>,
+    health: Health,
 }
+
+/// Why the process does not do what it is there for; `None`: it does.
+type Health = Arc<dyn Fn() -> Option<String> + Send + Sync>;
 
 impl Metrics {
     pub fn new(role: &'static str, incarnation: u64) -> Metrics {
@@ -52,7 +56,8 @@ impl Metrics {
         incarnation: impl Fn() -> u64 + Send + Sync + 'static,
     ) -> Metrics {
         let incarnation = Box::new(incarnation);
-        let metrics = Metrics { role, incarnation, families: Vec::new(), texts: Vec::new() };
+        let (families, texts, health) = (Vec::new(), Vec::new(), Arc::new(|| None) as Health);
+        let metrics = Metrics { role, incarnation, families, texts, health };
         metrics.with(
             "millrace_memory_resident_bytes",
             "gauge",
@@ -71,6 +76,11 @@ impl Metrics {
     ) -> Metrics {
         self.families.push(Family { name, kind, help, value: Box::new(value) });
         self
+    }
+
+    /// Whoever asks whether the process is well is told this reason.
+    pub fn with_health(self, why: impl Fn() -> Option<String> + Send + Sync + 'static) -> Metrics {
+        Metrics { health: Arc::new(why), ..self }
     }
 
     /// Adds families that have labels, and write themselves in Prometheus' text format.
@@ -129,13 +139,13 @@ impl MetricsPort {
         let port = MetricsPort(stop.clone().drop_guard());
         let Some(listener) = bind_http(&config.http).await? else { return Ok(port) };
         let content = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-        let metrics = Arc::new(metrics);
+        let (health, metrics) = (Arc::clone(&metrics.health), Arc::new(metrics));
         let show = move || {
             let metrics = Arc::clone(&metrics);
             async move { (content, metrics.text()) }
         };
         let router = Router::new()
-            .route("/health", get(|| async { "ok\n" }))
+            .route("/health", get(move || async move { http::describe_health(health()) }))
             .route("/metrics", get(show))
             .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") });
         let limits = Limits { connections: CONNECTIONS, patience: PATIENCE };

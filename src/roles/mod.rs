@@ -69,7 +69,7 @@ impl Ground {
         let Config { data_dir, listen, .. } = &config.process;
         let lock = lock(data_dir)?;
         let (listener, address) = bind(listen).await?;
-        let advertised = config.advertise.clone().unwrap_or_else(|| address.to_string());
+        let advertised = config.process.advertise.clone().unwrap_or_else(|| address.to_string());
         let advertised = Contact { tls: tls::load(config, &advertised)?, address: advertised };
         let takes_calls = config.role != Role::Frontend;
         let is_secured = advertised.tls.is_some() || config.insecure_rpc;

@@ -63,10 +63,6 @@ pub struct ClusterOptions {
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 pub struct ClusterFlags {
-    /// Where other processes reach this one [default: the address of --listen]
-    #[arg(long, env = "MILLRACE_ADVERTISE", value_name = "HOST:PORT", help_heading = "Cluster")]
-    pub advertise: Option<String>,
-
     /// Where the meta processes listen, of which one leads
     #[arg(
         long,
@@ -101,8 +97,8 @@ pub struct ClusterFlags {
 }
 
 /// Names of the above in the config file.
-const CLUSTER_KEYS: [&str; 7] =
-    ["advertise", "meta", "insecure-rpc", "rpc-tls-cert", "rpc-tls-key", "rpc-tls-ca", "auth"];
+const CLUSTER_KEYS: [&str; 6] =
+    ["meta", "insecure-rpc", "rpc-tls-cert", "rpc-tls-key", "rpc-tls-ca", "auth"];
 /// Flags about sessions of clients.
 const FRONTEND_FLAGS: [&str; 8] = [
     "auth",
@@ -114,6 +110,8 @@ const FRONTEND_FLAGS: [&str; 8] = [
     "authentication_timeout",
     "allow_path",
 ];
+/// Of a server that runs all roles alone.
+const STANDALONE_FLAGS: [&str; 1] = ["take_over"];
 /// Files that a process proves who it is with, and checks others by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcTlsFiles {
@@ -127,7 +125,6 @@ pub struct RpcTlsFiles {
 pub struct RoleConfig {
     pub role: Role,
     pub process: Config,
-    pub advertise: Option<String>,
     /// Where the meta processes listen, of which one leads. Of a meta process the others, and itself or not.
     pub metas: Vec<String>,
     pub insecure_rpc: bool,
@@ -139,7 +136,6 @@ pub struct RoleConfig {
 impl ClusterFlags {
     fn completed_from(self, file: ClusterFlags) -> ClusterFlags {
         ClusterFlags {
-            advertise: self.advertise.or(file.advertise),
             meta: if self.meta.is_empty() { file.meta } else { self.meta },
             insecure_rpc: self.insecure_rpc || file.insecure_rpc,
             rpc_tls_cert: self.rpc_tls_cert.or(file.rpc_tls_cert),
@@ -181,11 +177,12 @@ impl ClusterOptions {
     /// those of all processes.
     pub fn check_flags(role: Role, given: &ArgMatches) -> Result<(), ConfigError> {
         let is_given = |flag: &&&str| given.value_source(flag) == Some(ValueSource::CommandLine);
-        match FRONTEND_FLAGS.iter().find(is_given) {
-            Some(flag) if role != Role::Frontend => {
+        let frontends = FRONTEND_FLAGS.iter().filter(|_| role != Role::Frontend);
+        match frontends.chain(&STANDALONE_FLAGS).find(is_given) {
+            Some(flag) => {
                 Err(ConfigError::Foreign { flag: flag.replace('_', "-"), role: role.name() })
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -201,7 +198,7 @@ impl ClusterOptions {
     pub fn resolve(self, role: Role) -> Result<RoleConfig, ConfigError> {
         let (mut process, flags) = self.completed()?;
         let rpc_tls = flags.rpc_tls()?;
-        let ClusterFlags { advertise, meta, insecure_rpc, auth, .. } = flags;
+        let ClusterFlags { meta, insecure_rpc, auth, .. } = flags;
         if process.listen.is_none() {
             process.listen = Some(role.default_listen().to_owned());
         }
@@ -225,7 +222,6 @@ impl ClusterOptions {
         Ok(RoleConfig {
             role,
             process,
-            advertise,
             metas,
             insecure_rpc,
             rpc_tls,
@@ -282,7 +278,8 @@ mod tests {
                     rpc-tls-cert = \"a\"\nrpc-tls-key = \"b\"\nrpc-tls-ca = \"c\"\nauth = \"trust\"\n\
                     insecure-rpc = true\n";
         let config = with(text).resolve(Role::Frontend).unwrap();
-        assert_eq!((config.metas, config.advertise.as_deref()), (vec!["m:1".into()], Some("c:2")));
+        let advertise = config.process.advertise.as_deref();
+        assert_eq!((config.metas, advertise), (vec!["m:1".into()], Some("c:2")));
         assert_eq!((config.auth, config.insecure_rpc), (Auth::Trust, true));
         assert_eq!(config.rpc_tls.map(|files| files.ca), Some("c".into()));
         // What is in neither has the role's default, and flags win.
@@ -356,5 +353,7 @@ mod tests {
         let refused = Err("--auth has no meaning for millrace meta".to_owned());
         assert_eq!(check(Role::Meta, &line), refused);
         assert_eq!(check(Role::Compute, &["millrace", "--meta", "m:1"]), Ok(()));
+        let refused = Err("--take-over has no meaning for millrace frontend".to_owned());
+        assert_eq!(check(Role::Frontend, &["millrace", "--take-over"]), refused);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use millrace_common::SqlError;
+use millrace_frontend::identification;
 use millrace_meta::LogFollower;
 use millrace_meta::cluster::has_role;
 use millrace_meta::state::MetaState;
@@ -18,11 +19,16 @@ use tracing::{info, warn};
 use super::claim::{Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use crate::leadership::Leadership;
+use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
 
 /// Between two questions to the leader.
 const LOOK: Duration = Duration::from_millis(500);
 /// How often the log is read while the leader answers, so that not all of it is missing when it does not.
 const CATCH_UP: Duration = Duration::from_secs(30);
+
+/// How long a server that runs all roles may take to say that it is there.
+const ANSWER: Duration = Duration::from_millis(700);
+const STOP_IT: &str = "Stop it first, or give another --object-store.";
 
 /// The leader, as the log has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +36,8 @@ struct Leader {
     incarnation: u64,
     nonce: u64,
     address: String,
+    /// A server that runs all roles.
+    is_standalone: bool,
 }
 
 /// The newest process that may lead and is not fenced.
@@ -38,7 +46,8 @@ fn leader(state: &MetaState) -> Option<Leader> {
     let (incarnation, process) =
         live.find(|(_, process)| has_role(&process.registration, ProcessRole::Meta))?;
     let (nonce, address) = (process.registration.nonce, process.registration.address.clone());
-    Some(Leader { incarnation: *incarnation, nonce, address })
+    let is_standalone = is_standalone(&process.registration);
+    Some(Leader { incarnation: *incarnation, nonce, address, is_standalone })
 }
 
 /// The processes that register with a leader and take calls: incarnation and address.
@@ -99,6 +108,16 @@ impl Standby {
             own.proves_dead(leader.nonce) || (leader.address == self.own && !self.own.is_empty())
         });
         is_dead.then_some(number)
+    }
+
+    /// An error if a server that runs all roles uses the object store: a cluster begins where that has ended.
+    pub async fn refuse_standalone(&self, own: &Leadership) -> Result<(), SqlError> {
+        let before = self.log.read(|state| predecessors(state, own));
+        let standalone = |one: &Predecessor| matches!(one, Predecessor::Standalone { .. });
+        match first_there(before.into_iter().filter(standalone).collect()).await {
+            Some(there) => Err(there.refusal(STOP_IT)),
+            None => Ok(()),
+        }
     }
 
     /// Returns when the lead is to be claimed, if the log's last record is still the one that is returned.
@@ -172,6 +191,11 @@ impl Standby {
             self.admission.follow("");
             return false;
         };
+        if leader.is_standalone {
+            // It leads no cluster: there is nobody to be followed.
+            self.admission.follow("");
+            return identification::is_there(&leader.address, leader.nonce, ANSWER).await;
+        }
         let is_there = match self.asker.ask(&leader.address).await {
             Ok(said) => {
                 self.admission.raise_term(said.term);

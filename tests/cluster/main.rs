@@ -7,9 +7,11 @@
 mod ctl;
 mod metas;
 mod nemesis;
+mod network;
 mod observed;
 mod process;
 mod sessions;
+mod standalone;
 mod suites;
 mod tls;
 mod transfers;

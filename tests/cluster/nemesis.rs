@@ -1,5 +1,6 @@
 //! Random events on random processes, from a seed: processes are killed and started again, stopped and woken, two at
-//! once, and compute processes leave in order while others take their place.
+//! once, compute processes leave in order while others take their place, and processes are cut off: one from all others,
+//! two from each other, or one way only, with connections that are silent or end.
 //!
 //! `MILLRACE_NEMESIS_SEED` sets the seed, which each run prints, `MILLRACE_NEMESIS_SECONDS` for how long events go on,
 //! and `MILLRACE_NEMESIS_LOGS` a directory that takes what the processes have written.
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::PROGRESS;
+use crate::network::{Network, Way, around};
 use crate::process::{Cluster, Process, send_signal};
 use crate::transfers::{self, Transfers};
 
@@ -57,18 +59,23 @@ enum Pending {
     Start(&'static str),
     /// The process of this name, by its id: another may have taken its place.
     Wake(&'static str, u32),
+    /// What was held back is let through.
+    Heal(Vec<Way>),
 }
 
 impl Pending {
-    fn name(&self) -> &'static str {
+    /// The process that it happens to.
+    fn name(&self) -> Option<&'static str> {
         match self {
-            Pending::Start(name) | Pending::Wake(name, _) => name,
+            Pending::Start(name) | Pending::Wake(name, _) => Some(name),
+            Pending::Heal(_) => None,
         }
     }
 }
 
 struct Nemesis {
     cluster: Cluster,
+    network: Network,
     running: Transfers,
     addresses: [String; 2],
     random: Random,
@@ -92,15 +99,26 @@ async fn random_events_lose_nothing() {
     let seconds = variable("MILLRACE_NEMESIS_SECONDS").unwrap_or(SECONDS);
     println!("MILLRACE_NEMESIS_SEED={seed} MILLRACE_NEMESIS_SECONDS={seconds}");
     let dir = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start_with(dir.path(), &NAMES).await;
+    let network = Network::new();
+    let cluster = Cluster::start_on_network(dir.path(), &NAMES, network.clone()).await;
     transfers::create(&cluster.connect("frontend1").await).await;
     let addresses = addresses(&cluster);
     let running = Transfers::start(addresses.clone());
     let logs = std::env::var_os("MILLRACE_NEMESIS_LOGS").map(PathBuf::from);
     let (pending, replaced, random) = (Vec::new(), Vec::new(), Random(seed));
     let began = Instant::now();
-    let mut nemesis =
-        Nemesis { cluster, running, addresses, random, pending, replaced, logs, logged: 0, began };
+    let mut nemesis = Nemesis {
+        cluster,
+        network,
+        running,
+        addresses,
+        random,
+        pending,
+        replaced,
+        logs,
+        logged: 0,
+        began,
+    };
     while began.elapsed() < Duration::from_secs(seconds) {
         for _ in 0..nemesis.random.within(1..=3) {
             nemesis.event();
@@ -124,10 +142,45 @@ impl Nemesis {
         println!("{:8.3} {what}", self.began.elapsed().as_secs_f64());
     }
 
+    fn one_of_all(&mut self) -> &'static str {
+        NAMES[self.random.within(0..=NAMES.len() as u64 - 1) as usize]
+    }
+
+    /// Holds back what some processes send each other, for a while.
+    fn partition(&mut self) {
+        let one = match self.random.one_in(3) {
+            true => ["meta1", "meta2"][self.random.within(0..=1) as usize],
+            false => self.one_of_all(),
+        };
+        let other = self.one_of_all();
+        let (ways, from) = match self.random.within(0..=4) {
+            0 | 1 => (around(one, &NAMES), "all, both ways".to_owned()),
+            _ if other == one => (around(one, &NAMES), "all, both ways".to_owned()),
+            2 | 3 => (vec![(one, other), (other, one)], format!("{other}, both ways")),
+            _ => (vec![(one, other)], format!("{other}, one way")),
+        };
+        // Most are shorter than the lease of a process.
+        let lasts = match self.random.one_in(4) {
+            true => self.random.millis(8_000..=12_000),
+            false => self.random.millis(200..=4_000),
+        };
+        let ends = self.random.one_in(2);
+        self.network.hold(ways.iter().copied());
+        if ends {
+            ways.iter().for_each(|way| self.network.reset(*way));
+        }
+        let how = if ends { ", and connections end" } else { "" };
+        self.say(format!("{one} is cut off from {from}, for {lasts:?}{how}"));
+        self.pending.push((Instant::now() + lasts, Pending::Heal(ways)));
+    }
+
     /// One event on a process that none is under way on.
     fn event(&mut self) {
-        let name = NAMES[self.random.within(0..=NAMES.len() as u64 - 1) as usize];
-        let kind = self.random.within(0..=9);
+        let name = self.one_of_all();
+        let kind = self.random.within(0..=15);
+        if kind > 9 {
+            return self.partition();
+        }
         let later = match self.random.one_in(2) {
             true => Duration::ZERO,
             false => self.random.millis(0..=3_000),
@@ -153,7 +206,7 @@ impl Nemesis {
             }
             return;
         }
-        if self.pending.iter().any(|(_, p)| p.name() == name) {
+        if self.pending.iter().any(|(_, p)| p.name() == Some(name)) {
             return;
         }
         let process = self.cluster.process(name);
@@ -180,10 +233,11 @@ impl Nemesis {
             match due {
                 Pending::Start(name) => drop(self.cluster.spawn(name)),
                 Pending::Wake(_, id) => send_signal(id, "CONT"),
+                Pending::Heal(ways) => self.network.release(&ways),
             }
         }
         for name in NAMES {
-            let is_pending = self.pending.iter().any(|(_, p)| p.name() == name);
+            let is_pending = self.pending.iter().any(|(_, p)| p.name() == Some(name));
             if !is_pending && self.cluster.process(name).has_ended() {
                 self.say(format!("{name} has ended, and is started again"));
                 self.keep_log(name);
@@ -227,8 +281,10 @@ impl Nemesis {
         let goals = self.running.counts().map(|count| count + PROGRESS / 2);
         // Processes that were fenced in their sleep end only now.
         while self.running.counts().iter().zip(goals).any(|(count, goal)| *count < goal) {
-            let errors = || self.running.errors();
-            assert!(ready.elapsed() < PROGRESS_LIMIT, "transfers do not go on: {}", errors());
+            if ready.elapsed() > PROGRESS_LIMIT {
+                NAMES.iter().for_each(|name| self.keep_log(name));
+                panic!("transfers do not go on: {}", self.running.errors());
+            }
             self.look_for(LOOK).await;
         }
         self.say(format!(

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use millrace_s3::{Options, Server};
 use tokio_postgres::{Client, NoTls};
 
+use crate::network::Network;
+
 /// How long a process may take until it is ready: a cold binary on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const BUCKET: &str = "cluster";
@@ -134,6 +136,8 @@ pub struct Cluster {
     /// Where those listen that others must find again when they were killed.
     ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
+    /// What is between them, if that is to be changed; else they call each other directly.
+    network: Option<Network>,
     flags: &'static [&'static str],
     starts: u32,
 }
@@ -180,11 +184,25 @@ impl Cluster {
         names: &[&'static str],
         flags: &'static [&'static str],
     ) -> Cluster {
+        Cluster::start_on(dir, names, flags, None).await
+    }
+
+    /// All processes call each other over this network. All reach the object store.
+    pub async fn start_on_network(dir: &Path, names: &[&'static str], network: Network) -> Cluster {
+        Cluster::start_on(dir, names, &[], Some(network)).await
+    }
+
+    async fn start_on(
+        dir: &Path,
+        names: &[&'static str],
+        flags: &'static [&'static str],
+        network: Option<Network>,
+    ) -> Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
         let ports = names.iter().filter(|name| !name.starts_with("frontend"));
         let ports = ports.map(|name| (*name, free_address())).collect();
         let (dir, processes) = (dir.to_owned(), BTreeMap::new());
-        let mut cluster = Cluster { dir, s3, ports, processes, flags, starts: 0 };
+        let mut cluster = Cluster { dir, s3, ports, processes, network, flags, starts: 0 };
         for name in names {
             cluster.begin(name);
         }
@@ -198,26 +216,16 @@ impl Cluster {
         previous
     }
 
-    /// Starts a process, beside or in place of the one of this name.
-    pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
-        self.starts += 1;
+    /// A process on the bucket.
+    fn command(&self, role: &str, data_dir: &Path, listen: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        // One that still lives, or sleeps, has its address; another finds its own.
-        let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
-        let listen = own.map_or("127.0.0.1:0", String::as_str);
-        // A directory of its own, too: that of one that lives is locked.
-        let data_dir = match own {
-            Some(_) => self.dir.join(name),
-            None => self.dir.join(format!("{name}-{}", self.starts)),
-        };
         command
-            .arg(role(name))
+            .arg(role)
             .args(["--listen", listen])
             .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
             .arg("--data-dir")
             .arg(data_dir)
             .args(SMALL)
-            .args(self.flags)
             .envs([
                 ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
                 ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
@@ -225,12 +233,55 @@ impl Cluster {
                 ("AWS_REGION", "us-east-1".to_owned()),
                 ("AWS_ALLOW_HTTP", "true".to_owned()),
             ]);
+        command
+    }
+
+    /// A server that runs all roles, on the same bucket. It says that it is ready in another way than a process of a
+    /// cluster.
+    pub fn standalone(&mut self, listen: &str, flags: &[&str]) -> Process {
+        self.starts += 1;
+        let data_dir = self.dir.join(format!("standalone-{}", self.starts));
+        let mut command = self.command("standalone", &data_dir, listen);
+        command.args(flags);
+        Process::spawn(command)
+    }
+
+    /// Starts a process, beside or in place of the one of this name.
+    pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
+        self.starts += 1;
+        // One that still lives, or sleeps, has its address; another finds its own.
+        let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
+        let takes_calls = role(name) != "frontend";
+        let listen = match (own, &self.network) {
+            (Some(own), _) => own.clone(),
+            // Its proxy has to know it.
+            (None, Some(_)) if takes_calls => free_address(),
+            (None, _) => "127.0.0.1:0".to_owned(),
+        };
+        // A directory of its own, too: that of one that lives is locked.
+        let data_dir = match own {
+            Some(_) => self.dir.join(name),
+            None => self.dir.join(format!("{name}-{}", self.starts)),
+        };
+        let mut command = self.command(role(name), &data_dir, &listen);
+        command.args(self.flags);
+        if let Some(network) = self.network.as_ref().filter(|_| takes_calls) {
+            command.args(["--advertise", &network.proxy(name, &listen)]);
+        }
+        let reached = |(name, address): (&&'static str, &String)| match &self.network {
+            Some(network) => network.proxy(name, address),
+            None => address.clone(),
+        };
         let metas = self.ports.iter().filter(|(name, _)| role(name) == "meta");
-        let metas: Vec<&str> = metas.map(|(_, address)| address.as_str()).collect();
+        let metas: Vec<String> = metas.map(reached).collect();
         if role(name) != "meta" || metas.len() > 1 {
             command.args(["--meta", &metas.join(",")]);
         }
-        self.processes.insert(name, Process::spawn(command))
+        let process = Process::spawn(command);
+        if let Some(network) = &self.network {
+            network.know(process.id(), name);
+        }
+        self.processes.insert(name, process)
     }
 
     pub fn process(&mut self, name: &str) -> &mut Process {

@@ -12,6 +12,7 @@ mod browser;
 mod console;
 mod ending;
 mod flood;
+mod formats;
 mod login;
 mod paths;
 mod secrets;

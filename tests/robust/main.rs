@@ -3,6 +3,7 @@
 
 mod arguments;
 mod bad_input;
+mod clock;
 mod isolation;
 mod large;
 mod lookahead;

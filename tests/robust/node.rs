@@ -1,10 +1,11 @@
 //! A server inside the test process over a store that the test can slow, break and count.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace::{Config, Overrides, Standalone, StartError, Tuning};
+use millrace::{Config, Http, Overrides, Standalone, StartError, Tuning};
 use millrace_common::EnvHandle;
 use millrace_sqllogictest::{server, suite};
 use millrace_storage::sim::SimStore;
@@ -19,6 +20,8 @@ pub struct Node {
     /// Of its threads.
     name: String,
     pub port: u16,
+    /// Of the HTTP port, if it was asked for.
+    pub http: Option<SocketAddr>,
 }
 
 #[derive(Clone)]
@@ -32,6 +35,9 @@ pub struct NodeOptions {
     pub tuning: Tuning,
     /// Instead of the machine's clock.
     pub env: EnvHandle,
+    /// `None`: that clock is taken as it is.
+    pub max_clock_skew: Option<Duration>,
+    pub http: Http,
 }
 
 impl NodeOptions {
@@ -43,6 +49,8 @@ impl NodeOptions {
             memory_limit: 256 << 20,
             tuning: Tuning::DEFAULT,
             env: EnvHandle::default(),
+            max_clock_skew: None,
+            http: Http::Off,
         }
     }
 }
@@ -52,6 +60,8 @@ fn config(options: &NodeOptions) -> Config {
         tuning: options.tuning,
         memory_limit: options.memory_limit,
         barrier_interval: Duration::from_millis(20),
+        max_clock_skew: options.max_clock_skew,
+        http: options.http.clone(),
         ..Config::embedded(&std::env::temp_dir())
     }
 }
@@ -78,8 +88,8 @@ impl Node {
             runtime.spawn(Standalone::start(config(options), overrides)).await.expect("no panic");
         match started {
             Ok(server) => {
-                let port = server.address.port();
-                Ok(Node { server: Some(server), runtime: Some(runtime), name, port })
+                let (port, http) = (server.address.port(), server.http);
+                Ok(Node { server: Some(server), runtime: Some(runtime), name, port, http })
             }
             Err(e) => {
                 runtime.shutdown_background();

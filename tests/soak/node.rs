@@ -82,6 +82,8 @@ impl Place {
     pub fn start(&self, folder: &Path, machine: u64) -> Result<Server, String> {
         let mut args: Vec<String> = TUNING.iter().map(|a| (*a).to_string()).collect();
         args.push(format!("--object-store={}", self.url));
+        // The one before may work on.
+        args.push("--take-over".to_string());
         let data_dir = folder.join(format!("machine-{machine}"));
         let options = ServerOptions { data_dir, args, env: self.env.clone() };
         Server::start(Path::new(BINARY), options)

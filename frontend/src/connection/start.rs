@@ -21,6 +21,7 @@ use super::reading::{READ_AHEAD, read_messages};
 use super::{Connection, Reader, Writer};
 use crate::auth;
 use crate::connection_limit::PendingConnection;
+use crate::identification;
 use crate::server::{Activity, Shared};
 use crate::session::Session;
 use crate::wire::{
@@ -247,6 +248,12 @@ async fn negotiate<S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin>(
 ) -> std::io::Result<Negotiated> {
     let mut out = Backend::default();
     loop {
+        if let identification::Opening::Question(asked) = identification::opening(buffer) {
+            if let Some(answer) = shared.config.identification.answer(&asked) {
+                socket.write_all(&answer).await?;
+            }
+            return Ok(Negotiated::Over);
+        }
         match decode_startup(buffer) {
             Ok(None) => {
                 if socket.read_buf(buffer).await? == 0 {

@@ -12,7 +12,6 @@ use tracing::warn;
 
 use super::{Driver, ExitReason, backoff};
 use crate::epoch_waiters::FollowGuard;
-use crate::error::MetaError;
 use crate::status::JobState;
 
 /// Of a sink: what its driver and the publication that is under way share.
@@ -147,7 +146,7 @@ impl Driver {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(void)) => Err(ExitReason::Failed(void.into())),
             // The next one will do.
-            Err(MetaError::Full(_)) => Ok(()),
+            Err(refused) if refused.is_refusal() => Ok(()),
             Err(closed) => Err(ExitReason::Closed(closed.into())),
         }
     }

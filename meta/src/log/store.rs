@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
+use millrace_common::EnvHandle;
 use millrace_common::task::spawn;
-use millrace_rpc::log::{LogRecord, Snapshot, decode_frame, encode_frame};
+use millrace_rpc::log::{FrameError, LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
 use millrace_storage::object::{PutWatch, race};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use prost::bytes::Bytes;
+use tokio::task::JoinHandle;
 
+use crate::clock::ClockOffset;
 use crate::error::MetaError;
 use crate::fold::Verdict;
 use crate::state::MetaState;
@@ -83,21 +86,53 @@ impl LogStore {
         Path::from(format!("{SNAPSHOT}/{number:020}"))
     }
 
-    /// Refuses a store that lets two creators of one key win.
-    pub async fn probe(&self, nonce: u64) -> Result<(), MetaError> {
-        let path = Path::from(format!("{PROBE}/{nonce:016x}"));
+    /// Refuses a store that lets two creators of one key win. How far its clock is from that of this process, and what
+    /// ends when nothing is left of the probe.
+    pub async fn probe(&self, env: &EnvHandle) -> (Result<ClockOffset, MetaError>, JoinHandle<()>) {
+        let path = LogStore::probe_path(env);
+        let began = env.now_ms();
         let outcome = race(&*self.store, &path).await;
-        let store = Arc::clone(&self.store);
-        // Nobody waits for it: a key left behind is harmless, the nonce is not used again.
-        spawn("delete a probe", async move {
-            let _ = store.delete(&path).await;
-        });
-        outcome.map_err(|e| match e {
+        let ended = env.now_ms();
+        let deleted = self.delete_probe(path);
+        let written = outcome.map_err(|e| match e {
             full @ StorageError::DiskFull { .. } => MetaError::Full(full.to_string()),
             unsuitable @ StorageError::Unsuitable { .. } => {
                 MetaError::Unsuitable(unsuitable.to_string())
             }
             other => MetaError::Store(other.to_string()),
+        });
+        let offset = written.map(|written| {
+            ClockOffset::of_store(began, written.last_modified.timestamp_millis(), ended)
+        });
+        (offset, deleted)
+    }
+
+    /// How far the store's clock is from that of this process. Three requests.
+    pub async fn measure_clock(&self, env: &EnvHandle) -> Result<ClockOffset, MetaError> {
+        let path = LogStore::probe_path(env);
+        let began = env.now_ms();
+        let measured = async {
+            self.store.put(&path, Bytes::from_static(b"clock").into()).await?;
+            let ended = env.now_ms();
+            let written = self.store.head(&path).await?.last_modified;
+            Ok(ClockOffset::of_store(began, written.timestamp_millis(), ended))
+        };
+        let measured = tokio::time::timeout(REQUEST_TIMEOUT, measured).await;
+        self.delete_probe(path);
+        measured.unwrap_or_else(|_| {
+            Err(MetaError::Store(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs())))
+        })
+    }
+
+    fn probe_path(env: &EnvHandle) -> Path {
+        Path::from(format!("{PROBE}/{:016x}", env.random()))
+    }
+
+    /// Nobody waits for it: a key left behind is harmless, its number is not used again.
+    fn delete_probe(&self, path: Path) -> JoinHandle<()> {
+        let store = Arc::clone(&self.store);
+        spawn("delete a probe", async move {
+            let _ = store.delete(&path).await;
         })
     }
 
@@ -305,7 +340,10 @@ fn numbered(object: ObjectMeta) -> Option<(u64, ObjectMeta)> {
 }
 
 fn decode<M: prost::Message + Default>(path: &Path, bytes: &[u8]) -> Result<M, MetaError> {
-    decode_frame(bytes, crc).map_err(|error| MetaError::Corrupt { object: path.to_string(), error })
+    decode_frame(bytes, crc).map_err(|error| match (path.to_string(), error) {
+        (object, FrameError::Newer { needed }) => MetaError::Newer { object, needed },
+        (object, error) => MetaError::Corrupt { object, error },
+    })
 }
 
 /// Record `number`, of its bytes.

@@ -22,6 +22,7 @@ use tracing::{error, warn};
 use super::lead::{AppendStats, AppendWait, Check, Lead, Retention};
 use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
+use crate::clock::ClockGuard;
 use crate::error::MetaError;
 use crate::fold::{self, Applied, Verdict};
 use crate::state::MetaState;
@@ -52,6 +53,8 @@ pub struct WriterOptions {
     /// For how long superseded snapshots stay.
     pub object_retention: Retention,
     pub observer: Arc<dyn Observer>,
+    /// While it is wrong, nothing is appended or proven.
+    pub clock: Arc<ClockGuard>,
 }
 
 struct Waiting {
@@ -64,6 +67,7 @@ struct Waiting {
 pub struct LogWriter {
     queue: mpsc::Sender<Waiting>,
     lead: Arc<Lead>,
+    clock: Arc<ClockGuard>,
     deposed: watch::Receiver<Option<MetaError>>,
 }
 
@@ -88,6 +92,7 @@ impl LogWriter {
             nonce,
             Arc::clone(&options.log_retention),
         );
+        let clock = Arc::clone(&options.clock);
         let mut writer = Writer {
             store,
             state,
@@ -106,10 +111,10 @@ impl LogWriter {
         let term = writer.term;
         let (queue, receiver) = mpsc::channel(QUEUE);
         spawn("write the log", writer.run(receiver, checks, deposed_tx));
-        Ok((LogWriter { queue, lead, deposed }, term))
+        Ok((LogWriter { queue, lead, clock, deposed }, term))
     }
 
-    /// Durable and folded when it returns; the verdict is the fold's. After [`MetaError::Full`] nothing
+    /// Durable and folded when it returns; the verdict is the fold's. After a refusal ([`MetaError::is_refusal`]) nothing
     /// has happened and the writer goes on; every other error is the end of this writer.
     pub async fn append(&self, entry: Entry) -> Result<Verdict, MetaError> {
         let (answer, verdict) = oneshot::channel();
@@ -142,13 +147,14 @@ impl LogWriter {
     /// somebody has. It waits for a store that does not answer; `trouble` is told what it says.
     pub async fn prove_lead(&self, trouble: impl Fn(MetaError)) -> Result<(), MetaError> {
         let deposed = self.deposed.borrow().clone();
-        match deposed {
-            Some(reason) => Err(reason),
-            None => self.lead.prove(trouble).await.map_err(|error| match error {
-                MetaError::Closed => self.why_closed(),
-                other => other,
-            }),
+        if let Some(reason) = deposed {
+            return Err(reason);
         }
+        self.clock.check()?;
+        self.lead.prove(trouble).await.map_err(|error| match error {
+            MetaError::Closed => self.why_closed(),
+            other => other,
+        })
     }
 
     /// Completes when this writer has lost the lead.
@@ -220,7 +226,11 @@ impl Writer {
         deposed: &watch::Sender<Option<MetaError>>,
     ) -> bool {
         let (entries, answers) = gather(first, queue);
-        match self.append(entries).await {
+        let appended = match self.options.clock.check() {
+            Ok(()) => self.append(entries).await,
+            Err(skewed) => Err(skewed),
+        };
+        match appended {
             Ok(verdicts) => {
                 for (answer, verdict) in answers.into_iter().zip(verdicts) {
                     // The sender may have been dropped: a cancelled statement.
@@ -229,15 +239,15 @@ impl Writer {
                 false
             }
             Err(reason) => {
-                let full = matches!(reason, MetaError::Full(_));
-                match full {
+                let goes_on = reason.is_refusal();
+                match goes_on {
                     true => error!(error = %reason, "nothing was written"),
                     false => close(&reason, deposed),
                 }
                 for answer in answers {
                     let _ = answer.send(Err(reason.clone()));
                 }
-                !full
+                !goes_on
             }
         }
     }

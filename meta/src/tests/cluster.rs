@@ -18,7 +18,8 @@ use super::{TestEnv, table, view};
 use crate::cluster::Connect;
 use crate::gc::GcOptions;
 use crate::members::PROCESS_LEASE;
-use crate::meta::{Meta, MetaOptions};
+use crate::meta::Meta;
+use crate::options::MetaOptions;
 use crate::state::MetaState;
 
 /// All processes are one fake worker, whose jobs are those of the newest generation.

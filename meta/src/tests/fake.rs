@@ -20,7 +20,8 @@ use tokio::sync::oneshot;
 
 use super::store::TestStore;
 use super::{TestEnv, table, view};
-use crate::meta::{CreateOptions, Meta, MetaOptions};
+use crate::meta::{CreateOptions, Meta};
+use crate::options::MetaOptions;
 
 /// How a job behaves.
 #[derive(Clone, Debug, Default)]

@@ -32,6 +32,7 @@ async fn lead(store: &Arc<Metered>, seed: u64) -> LogWriter {
         log_retention: Arc::new(|| Duration::from_secs(86_400)),
         object_retention: Arc::new(|| Duration::from_secs(600)),
         observer: Arc::new(Nobody),
+        clock: Arc::default(),
     };
     LogWriter::lead(log_store, opened, state, &|_, _| Some(Vec::new()), options).await.unwrap().0
 }

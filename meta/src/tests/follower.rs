@@ -337,6 +337,7 @@ async fn a_sleeping_follower_finds_the_head_where_covered_records_are_gone() {
         log_retention: Arc::new(|| Duration::ZERO),
         object_retention: Arc::new(|| Duration::ZERO),
         observer: Arc::new(Nobody),
+        clock: Arc::default(),
     };
     let opened = bucket.log.open().await.unwrap();
     let lead = LogWriter::lead(

@@ -40,6 +40,7 @@ async fn lead_with(store: &Arc<TestStore>, seed: u64, policy: SnapshotPolicy) ->
         log_retention: Arc::new(|| Duration::from_secs(86_400)),
         object_retention: Arc::new(|| Duration::from_secs(600)),
         observer: Arc::new(Nobody),
+        clock: Arc::default(),
     };
     let (log, _) =
         LogWriter::lead(log_store, opened, Arc::clone(&state), &|_, _| Some(Vec::new()), options)
@@ -306,6 +307,7 @@ async fn records_read_back_have_the_verdicts_that_they_had() {
         log_retention: Arc::new(|| Duration::from_secs(86_400)),
         object_retention: Arc::new(|| Duration::from_secs(600)),
         observer: Arc::clone(&kept) as _,
+        clock: Arc::default(),
     };
     let opened = log_store.open().await.unwrap();
     let lead = LogWriter::lead(

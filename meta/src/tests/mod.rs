@@ -1,6 +1,8 @@
 //! Promises of the whole crate; those of a single module are tested beside it.
 
 mod backlog;
+mod claims;
+mod clock;
 mod cluster;
 mod commit_numbers;
 mod detach;

@@ -2,8 +2,12 @@
 
 use prost::bytes::{BufMut, Bytes, BytesMut};
 
-/// Version of the header and of the messages of the log.
+/// The newest format of the log that this build reads. It rises with whatever an older build would misread or pass over:
+/// here, and in all that the log names.
 pub const FORMAT_VERSION: u32 = 1;
+/// The oldest format whose builds may open a log that this build has written to. Every record and snapshot names it, so
+/// the head of the log does: an older build refuses the whole.
+pub const OLDEST_READER: u32 = 1;
 
 const HEADER: usize = 8;
 
@@ -14,16 +18,21 @@ pub enum FrameError {
     Short,
     #[error("format version {0} is not known to this server")]
     Version(u32),
+    /// Written by a newer build, and for builds that read this format.
+    #[error("it needs log format {needed}, and this server reads up to {FORMAT_VERSION}")]
+    Newer { needed: u32 },
     #[error("the checksum does not match")]
     Checksum,
     #[error("the message cannot be decoded: {0}")]
     Decode(String),
 }
 
+const _: () = assert!(0 < OLDEST_READER && OLDEST_READER <= FORMAT_VERSION);
+
 /// Header and message as stored. `crc` computes CRC-32 (IEEE).
 pub fn encode_frame<M: prost::Message>(message: &M, crc: impl Fn(&[u8]) -> u32) -> Bytes {
     let mut out = BytesMut::with_capacity(HEADER + message.encoded_len());
-    out.put_u32(FORMAT_VERSION);
+    out.put_u32(OLDEST_READER);
     out.put_u32(0);
     // Infallible: a BytesMut grows.
     let _ = message.encode(&mut out);
@@ -41,8 +50,10 @@ pub fn decode_frame<M: prost::Message + Default>(
     let word = |at: usize| {
         u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
     };
-    if word(0) != FORMAT_VERSION {
-        return Err(FrameError::Version(word(0)));
+    match word(0) {
+        0 => return Err(FrameError::Version(0)),
+        needed if needed > FORMAT_VERSION => return Err(FrameError::Newer { needed }),
+        _ => {}
     }
     if word(4) != crc(body) {
         return Err(FrameError::Checksum);

@@ -2,7 +2,7 @@
 //! cover them.
 //!
 //! A record is one object `meta/log/<n:020>`, created with a conditional put: an 8-byte header
-//! (format version, CRC-32 of the rest), then a [`LogRecord`]. A snapshot `meta/snapshot/<n:020>`
+//! (the oldest format whose builds may open the log, CRC-32 of the rest), then a [`LogRecord`]. A snapshot `meta/snapshot/<n:020>`
 //! has the same header, then a [`Snapshot`]: the fold of all records up to and including `n`.
 
 mod definition;
@@ -18,7 +18,7 @@ pub use self::definition::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, SetSetting, SetUser,
     UserChange, UserSnapshot,
 };
-pub use self::frame::{FORMAT_VERSION, FrameError, decode_frame, encode_frame};
+pub use self::frame::{FORMAT_VERSION, FrameError, OLDEST_READER, decode_frame, encode_frame};
 pub use self::job::{
     DeleteObjects, Detach, EditVersion, MoveParts, MovedPart, Published, RaiseGenerations, Rebuild,
     StartBackfill, Transaction,

@@ -195,7 +195,8 @@ fn bytes_that_are_no_record_are_refused_by_what_is_wrong() {
         bytes[at] = byte;
         bytes
     };
-    assert_eq!(read(&with(3, 2)), FrameError::Version(2));
+    assert_eq!(read(&with(3, 2)), FrameError::Newer { needed: 2 });
+    assert_eq!(read(&with(3, 0)), FrameError::Version(0));
     assert_eq!(read(&with(9, 2)), FrameError::Checksum);
     // A field whose value is missing, under a sum that is right.
     let body = [0x08];

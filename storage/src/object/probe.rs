@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures::future::join_all;
 use millrace_common::EnvHandle;
 use object_store::path::Path;
-use object_store::{Error, ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
 use super::create_only;
 use crate::error::{Result, StorageError};
@@ -26,11 +26,11 @@ pub async fn probe(store: &dyn ObjectStore, env: &EnvHandle) -> Result<()> {
     if let Err(e) = store.delete(&path).await {
         tracing::debug!(error = %e, object = path.as_ref(), "a probe object stays behind");
     }
-    outcome
+    outcome.map(drop)
 }
 
-/// As [`probe`], with a key that nobody has used; it stays. Two dependent rounds.
-pub async fn race(store: &dyn ObjectStore, path: &Path) -> Result<()> {
+/// As [`probe`], with a key that nobody has used; it stays, as is returned. Two dependent rounds.
+pub async fn race(store: &dyn ObjectStore, path: &Path) -> Result<ObjectMeta> {
     let creators = (0..RACERS).map(|racer| {
         let payload = PutPayload::from_bytes(body(path, racer));
         store.put_opts(path, payload, create_only())
@@ -69,7 +69,7 @@ struct Standing {
 
 impl Standing {
     /// `Ok` where one creator alone may have won and the object says that it did.
-    async fn judge(mut self, store: &dyn ObjectStore, path: &Path) -> Result<()> {
+    async fn judge(mut self, store: &dyn ObjectStore, path: &Path) -> Result<ObjectMeta> {
         match self.winners.len() {
             0 if self.failed.len() == RACERS => {
                 let (_, error) = self.failed.swap_remove(0);
@@ -92,13 +92,16 @@ impl Standing {
                 return Err(unsuitable(store, reason));
             }
         }
-        let found = match store.get(path).await {
-            Ok(found) => found.bytes().await,
-            Err(e) => Err(e),
+        let found = async {
+            let found = store.get(path).await?;
+            let description = found.meta.clone();
+            Ok((description, found.bytes().await?))
         };
-        let bytes = found.map_err(|e| StorageError::from_store("read", path.as_ref(), e))?;
+        let found: std::result::Result<_, Error> = found.await;
+        let (description, bytes) =
+            found.map_err(|e| StorageError::from_store("read", path.as_ref(), e))?;
         if self.winners.iter().any(|racer| body(path, *racer) == bytes) {
-            return Ok(());
+            return Ok(description);
         }
         let reason = "it keeps other bytes than the winner's of several creators of a key: its conditional put \
                       (If-None-Match) is not atomic";

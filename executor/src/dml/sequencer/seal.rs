@@ -245,8 +245,12 @@ fn failed_member() -> ExecError {
 /// What became of statements that a failed job leaves uncommitted: a store that has no space, refuses
 /// or does not answer would do the same to the next attempt; anything else is worth one.
 fn not_committed(reason: Option<&SqlError>) -> StatementOutcome {
-    const TOLD: [SqlState; 3] =
-        [SqlState::DISK_FULL, SqlState::IO_ERROR, SqlState::INSUFFICIENT_PRIVILEGE];
+    const TOLD: [SqlState; 4] = [
+        SqlState::DISK_FULL,
+        SqlState::SYSTEM_ERROR,
+        SqlState::IO_ERROR,
+        SqlState::INSUFFICIENT_PRIVILEGE,
+    ];
     match reason {
         Some(error) if TOLD.contains(&error.state) => StatementOutcome::Refused(error.clone()),
         _ => StatementOutcome::NotCommitted,

@@ -1,0 +1,200 @@
+//! The network between processes under test: a proxy in front of each, so that what two of them send each other can be
+//! held back, one way or both, and their connections reset.
+//!
+//! Bytes that are held back arrive when the way is open again, as TCP sends them again after a partition. A connection that
+//! begins meanwhile is there and silent. Who has opened a connection is known by the process that owns its socket.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Of names: who sends, and to whom.
+pub type Way = (&'static str, &'static str);
+
+#[derive(Clone, Debug, Default)]
+struct Rules {
+    held: BTreeSet<Way>,
+    /// How often connections between two, in the order of their names, were reset.
+    resets: BTreeMap<Way, u64>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// By process id.
+    processes: BTreeMap<u32, &'static str>,
+    /// By the address that a process listens at, that of its proxy.
+    proxies: BTreeMap<String, String>,
+}
+
+#[derive(Clone)]
+pub struct Network {
+    rules: watch::Sender<Rules>,
+    known: Arc<Mutex<Known>>,
+}
+
+fn in_order((a, b): Way) -> Way {
+    (a.min(b), a.max(b))
+}
+
+impl Network {
+    pub fn new() -> Network {
+        Network { rules: watch::Sender::new(Rules::default()), known: Arc::default() }
+    }
+
+    /// Where others reach a process that listens at this address.
+    pub fn proxy(&self, name: &'static str, listens: &str) -> String {
+        let mut known = self.known.lock().expect("nobody panics with it");
+        if let Some(proxy) = known.proxies.get(listens) {
+            return proxy.clone();
+        }
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        listener.set_nonblocking(true).expect("a socket");
+        let address = listener.local_addr().expect("an address").to_string();
+        known.proxies.insert(listens.to_owned(), address.clone());
+        let listener = TcpListener::from_std(listener).expect("a socket");
+        tokio::spawn(serve(self.clone(), listener, name, listens.to_owned()));
+        address
+    }
+
+    /// The process of this id has this name.
+    pub fn know(&self, id: u32, name: &'static str) {
+        self.known.lock().expect("nobody panics with it").processes.insert(id, name);
+    }
+
+    /// Holds back what goes these ways.
+    pub fn hold(&self, ways: impl IntoIterator<Item = Way>) {
+        self.rules.send_modify(|rules| rules.held.extend(ways));
+    }
+
+    /// Lets through what goes these ways, and what was held back.
+    pub fn release(&self, ways: &[Way]) {
+        self.rules.send_modify(|rules| rules.held.retain(|way| !ways.contains(way)));
+    }
+
+    /// Ends all connections between two.
+    pub fn reset(&self, between: Way) {
+        self.rules.send_modify(|rules| *rules.resets.entry(in_order(between)).or_default() += 1);
+    }
+
+    /// Who has opened a connection from this address.
+    fn owner(&self, address: SocketAddr) -> Option<&'static str> {
+        let inode = inode_of(address.port())?;
+        let processes = self.known.lock().expect("nobody panics with it").processes.clone();
+        processes.into_iter().find(|(id, _)| owns(*id, &inode)).map(|(_, name)| name)
+    }
+}
+
+/// The socket of this machine's whose own port this is.
+fn inode_of(port: u16) -> Option<String> {
+    let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
+    // There may be thousands of rows: number, own address, other address, state, …, inode. One of them is established.
+    let own = format!(":{port:04X} ");
+    let is_own = |line: &&str| {
+        line.find(&own)
+            .is_some_and(|at| line[at + own.len()..].as_bytes().get(14..16) == Some(b"01"))
+    };
+    let row = table.lines().skip(1).find(is_own)?;
+    row.split_whitespace().nth(9).map(str::to_owned)
+}
+
+fn owns(process: u32, inode: &str) -> bool {
+    let socket = format!("socket:[{inode}]");
+    let Ok(files) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return false };
+    let mut links = files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+    links.any(|link| link.as_os_str() == socket.as_str())
+}
+
+async fn serve(network: Network, listener: TcpListener, to: &'static str, target: String) {
+    while let Ok((client, address)) = listener.accept().await {
+        let (network, target) = (network.clone(), target.clone());
+        tokio::spawn(async move {
+            // Looking takes a while, and the object store is served by the same threads. Whoever is not known, because it
+            // has just ended, is not cut off.
+            let looks = network.clone();
+            let owner = tokio::task::spawn_blocking(move || looks.owner(address)).await;
+            let from = owner.ok().flatten().unwrap_or_default();
+            let ways = [(from, to), (to, from)];
+            let reset = network.rules.subscribe();
+            tokio::select! {
+                () = reset_of(reset, in_order(ways[0])) => {}
+                () = forward(&network, client, &target, ways) => {}
+            }
+        });
+    }
+}
+
+async fn reset_of(mut rules: watch::Receiver<Rules>, between: Way) {
+    let count = |rules: &Rules| rules.resets.get(&between).copied().unwrap_or_default();
+    let before = count(&rules.borrow());
+    // The network lives as long as the test.
+    let _ = rules.wait_for(|rules| count(rules) != before).await;
+}
+
+/// Until one side ends the connection.
+async fn forward(network: &Network, client: TcpStream, target: &str, [there, back]: [Way; 2]) {
+    open(network, there).await;
+    let Ok(server) = TcpStream::connect(target).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    tokio::join!(
+        copy(network, from_client, to_server, there),
+        copy(network, from_server, to_client, back)
+    );
+}
+
+/// Returns when what goes this way is let through.
+async fn open(network: &Network, way: Way) {
+    let mut rules = network.rules.subscribe();
+    let _ = rules.wait_for(|rules| !rules.held.contains(&way)).await;
+}
+
+async fn copy(
+    network: &Network,
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    way: Way,
+) {
+    let mut bytes = vec![0; 64 << 10];
+    while let Ok(read) = from.read(&mut bytes).await {
+        // The end of a stream is held back like all else.
+        open(network, way).await;
+        if read == 0 || to.write_all(&bytes[..read]).await.is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown().await;
+}
+
+/// All ways between one and these others.
+pub fn around(one: &'static str, others: &[&'static str]) -> Vec<Way> {
+    let others = others.iter().copied().filter(|other| *other != one);
+    others.flat_map(|other| [(one, other), (other, one)]).collect()
+}
+
+#[tokio::test]
+async fn what_is_held_back_arrives_later_and_one_way_only() {
+    let network = Network::new();
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = network.proxy("server", &server.local_addr().unwrap().to_string());
+    network.know(std::process::id(), "client");
+    let mut client = TcpStream::connect(proxy).await.unwrap();
+    client.write_all(b"1").await.unwrap();
+    let (mut accepted, _) = server.accept().await.unwrap();
+    assert_eq!(accepted.read_u8().await.unwrap(), b'1');
+    network.hold([("client", "server")]);
+    client.write_all(b"2").await.unwrap();
+    accepted.write_all(b"3").await.unwrap();
+    assert_eq!(client.read_u8().await.unwrap(), b'3', "the other way is open");
+    let held = tokio::time::timeout(Duration::from_millis(200), accepted.read_u8()).await;
+    assert!(held.is_err(), "it has come through");
+    network.release(&[("client", "server")]);
+    assert_eq!(accepted.read_u8().await.unwrap(), b'2');
+    network.reset(("server", "client"));
+    assert_eq!(client.read(&mut [0]).await.unwrap_or(0), 0, "the connection has ended");
+}
