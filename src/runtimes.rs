@@ -137,7 +137,8 @@ fn cores() -> usize {
 }
 
 /// Threads for flushes, compactions and file access, at most. Each keeps pages of its own for every size
-/// that it has ever asked for. Few are enough: only a flush and a compaction wait on one for another.
+/// that it has ever asked for. Few are enough: only flushes, compactions and what is set
+/// aside, some six at most, wait on one for another.
 fn blocking_threads(limit: usize) -> usize {
     (limit / (32 << 20)).clamp(8, 512)
 }

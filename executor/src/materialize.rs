@@ -141,7 +141,9 @@ pub struct Materialize {
     budget: usize,
     /// Consolidate once `pending` holds this much.
     limit: usize,
+    /// Of `pending`.
     account: Reservation,
+    governor: Arc<MemoryGovernor>,
 }
 
 impl Materialize {
@@ -172,7 +174,8 @@ impl Materialize {
             arrivals,
             budget,
             limit: budget,
-            account: governor.account(MemoryClass::Memtable),
+            account: governor.account(MemoryClass::Change),
+            governor: Arc::clone(governor),
         }
     }
 
@@ -187,13 +190,17 @@ impl Materialize {
         }
         self.account.grow(chunk.memory_size());
         self.pending.push(chunk);
-        if self.account.bytes() <= self.limit {
-            return Ok(());
-        }
+        let is_large = self.account.bytes() > self.limit;
         match self.layout.storage {
-            RowStorage::Multiset => self.write_multiset(),
-            _ => self.compact(),
+            RowStorage::Multiset if is_large || self.is_too_much() => self.write_multiset(),
+            _ if is_large => self.compact(),
+            _ => Ok(()),
         }
+    }
+
+    /// The views of this process have not written too much, and this one has much of it.
+    fn is_too_much(&self) -> bool {
+        self.governor.is_too_much_unwritten(self.account.bytes())
     }
 
     /// Rows by arrival.
@@ -279,7 +286,8 @@ impl Materialize {
 
     /// Sets a change aside that consolidation did not make small.
     async fn relieve(&mut self) -> Result<(), ExecError> {
-        if self.layout.storage != RowStorage::Keyed || self.account.bytes() <= self.budget {
+        let is_large = self.account.bytes() > self.budget || self.is_too_much();
+        if self.layout.storage != RowStorage::Keyed || !is_large {
             return Ok(());
         }
         self.limit = self.budget;

@@ -49,11 +49,23 @@ pub enum MemoryClass {
     Held = 7,
     /// Rows of sources that are read before their epochs begin.
     Ahead = 8,
+    /// Changes of open epochs that views have not written yet.
+    Change = 9,
 }
 
 /// Names of the classes, in order, for metrics.
-pub const MEMORY_CLASSES: [&str; 9] =
-    ["cache", "memtable", "parked", "channel", "changelog", "statement", "blocks", "held", "ahead"];
+pub const MEMORY_CLASSES: [&str; 10] = [
+    "cache",
+    "memtable",
+    "parked",
+    "channel",
+    "changelog",
+    "statement",
+    "blocks",
+    "held",
+    "ahead",
+    "change",
+];
 
 #[derive(Debug)]
 pub struct MemoryGovernor {
@@ -70,20 +82,31 @@ pub struct MemoryGovernor {
     /// The most in use that was observed.
     peak: AtomicUsize,
     released: Notify,
-    /// For what takes much memory for a short time: see [`MemoryGovernor::turn`].
+    /// For what takes much memory for a short time: see [`MemoryGovernor::turn`]. In units of [`TURN_UNIT`].
     turns: Semaphore,
+    /// Turns that have ended.
+    turns_ended: AtomicU64,
 }
 
 /// Who works with less than this part of the limit needs no turn.
-const SMALL_PART: usize = 64;
-/// Turns at the same time: while one waits for the store, another one computes.
-const TURNS: usize = 2;
-/// How long a turn is waited for, at most: a store that does not answer one job must not stop the others.
+const SMALL_PART: usize = 256;
+/// All turns under way together may need this part of the limit.
+const TURNS_PART: usize = 6;
+/// What a turn needs of memory, by what it settles: rows are gathered, looked up, encoded, written and put out.
+const TURN_FACTOR: usize = 4;
+const TURN_UNIT: usize = 1 << 10;
+/// How long a turn is waited for while none ends: a store that does not answer one job must not stop the others.
 const TURN_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// How long input waits, at most, while memory is tight, and while more is in use than may be.
+const TIGHT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+const OVER_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// What all operators together may hold until their barriers before those with much of it settle it: this part
 /// of the limit.
 const HELD_PART: usize = 8;
+/// What all views together may have of changes that are not written before those with much of it set it aside.
+const CHANGE_PART: usize = 16;
 /// What is a large part of that.
 const LARGE_PART: usize = 16;
 
@@ -98,7 +121,8 @@ impl MemoryGovernor {
             resident: AtomicUsize::new(0),
             peak: AtomicUsize::new(0),
             released: Notify::new(),
-            turns: Semaphore::new(TURNS),
+            turns: Semaphore::new((limit / TURNS_PART / TURN_UNIT).max(1)),
+            turns_ended: AtomicU64::new(0),
         })
     }
 
@@ -139,20 +163,43 @@ impl MemoryGovernor {
 
     /// Whether so many bytes that one operator holds until its barrier are a large part of too much that all
     /// hold.
-    pub fn is_large_part_held(&self, bytes: usize) -> bool {
+    pub fn is_too_much_held(&self, bytes: usize) -> bool {
         let most = self.limit / HELD_PART;
         self.used_by(MemoryClass::Held) > most && bytes > most / LARGE_PART
     }
 
-    /// What settles or writes an epoch's changes needs for a moment a multiple of what they take. While half of what the
-    /// heap may use is pinned, few do so at a time: who does it with so many `bytes` waits for a turn, which ends when
-    /// it is dropped. Whoever has one must not wait for other tasks.
-    pub async fn turn(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
-        if bytes < self.limit / SMALL_PART || self.pinned() <= self.heap_limit() / 2 {
+    /// The same where it must be settled whatever that costs: all hold far too much, or memory is tight.
+    pub fn must_settle(&self, bytes: usize) -> bool {
+        let most = self.limit / HELD_PART;
+        let is_far_too_much = self.used_by(MemoryClass::Held) > most / 2 * 3;
+        bytes > most / LARGE_PART && (is_far_too_much || self.is_tight())
+    }
+
+    /// Whether so many bytes of a view's change are a large part of too much that all views have not written.
+    pub fn is_too_much_unwritten(&self, bytes: usize) -> bool {
+        let most = self.limit / CHANGE_PART;
+        self.used_by(MemoryClass::Change) > most && bytes > most / LARGE_PART
+    }
+
+    /// What settles or writes an epoch's changes needs for a moment a multiple of what they take. So who does it with
+    /// `bytes` of changes waits for a turn, which ends when it is dropped: those under way together need a bounded part
+    /// of the limit. Whoever has one must not wait for other tasks.
+    pub async fn turn(&self, bytes: usize) -> Option<Turn<'_>> {
+        if bytes < self.limit / SMALL_PART {
             return None;
         }
-        let turn = tokio::time::timeout(TURN_PATIENCE, self.turns.acquire()).await;
-        turn.ok().and_then(Result::ok)
+        let all = self.limit / TURNS_PART / TURN_UNIT;
+        let units = (bytes.saturating_mul(TURN_FACTOR) / TURN_UNIT).clamp(1, all.max(1)) as u32;
+        loop {
+            let ended = self.turns_ended.load(Ordering::Relaxed);
+            match tokio::time::timeout(TURN_PATIENCE, self.turns.acquire_many(units)).await {
+                Ok(permit) => {
+                    return permit.ok().map(|permit| Turn { governor: self, _permit: permit });
+                }
+                Err(_) if self.turns_ended.load(Ordering::Relaxed) != ended => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Takes note of what the process holds in all (`resident`) and of what the allocator has given out,
@@ -226,13 +273,22 @@ impl MemoryGovernor {
         }
     }
 
-    /// Waits until memory is not tight, at most `at_most`: back-pressure must slow a producer down,
-    /// never stop it, since what it waits for may be behind it.
-    pub async fn wait_for_room(&self, at_most: std::time::Duration) {
+    /// Waits while memory is tight, for a moment; of much input (`is_large`), longer while more is in use than may be.
+    /// Back-pressure must slow a producer down, never stop it, since what it waits for may be behind it.
+    pub async fn wait_for_room(&self, is_large: bool) {
         if !self.is_tight() {
             return;
         }
-        let _ = tokio::time::timeout(at_most, self.released.notified()).await;
+        let _ = tokio::time::timeout(TIGHT_PAUSE, self.released.notified()).await;
+        let within = async {
+            while self.pinned() > self.heap_limit() {
+                // Not all that is in use is reported, so its release is not told either.
+                let _ = tokio::time::timeout(TIGHT_PAUSE, self.released.notified()).await;
+            }
+        };
+        if is_large {
+            let _ = tokio::time::timeout(OVER_PAUSE, within).await;
+        }
     }
 
     fn add(&self, class: MemoryClass, delta: i64) {
@@ -240,6 +296,19 @@ impl MemoryGovernor {
         if delta < 0 {
             self.released.notify_waiters();
         }
+    }
+}
+
+/// A turn: see [`MemoryGovernor::turn`].
+#[derive(Debug)]
+pub struct Turn<'a> {
+    governor: &'a MemoryGovernor,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.governor.turns_ended.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -340,9 +409,77 @@ mod tests {
         let mut small = governor.account(MemoryClass::Held);
         large.set(14 << 20);
         small.set(1 << 19);
-        assert!(!governor.is_large_part_held(large.bytes()));
+        assert!(!governor.is_too_much_held(large.bytes()));
         large.set(17 << 20);
-        assert!(governor.is_large_part_held(large.bytes()));
-        assert!(!governor.is_large_part_held(small.bytes()));
+        assert!(governor.is_too_much_held(large.bytes()));
+        assert!(!governor.is_too_much_held(small.bytes()));
+    }
+
+    /// Where all hold far too much, or memory is tight, also who gives up entries for it settles.
+    #[test]
+    fn far_too_much_must_be_settled() {
+        let governor = MemoryGovernor::new(128 << 20);
+        let mut held = governor.account(MemoryClass::Held);
+        held.set(20 << 20);
+        assert!(governor.is_too_much_held(2 << 20) && !governor.must_settle(2 << 20));
+        held.set(25 << 20);
+        assert!(governor.must_settle(2 << 20));
+        assert!(!governor.must_settle(1 << 19), "little is left alone");
+        held.set(0);
+        let mut others = governor.account(MemoryClass::Memtable);
+        others.set(100 << 20);
+        assert!(governor.is_tight() && governor.must_settle(2 << 20));
+    }
+
+    #[test]
+    fn views_with_much_that_is_not_written_are_told_when_all_have_too_much() {
+        let governor = MemoryGovernor::new(128 << 20);
+        let mut changes: Vec<_> = (0..9).map(|_| governor.account(MemoryClass::Change)).collect();
+        changes[..8].iter_mut().for_each(|change| change.set(1 << 20));
+        assert!(!governor.is_too_much_unwritten(1 << 20));
+        changes[8].set(1 << 10);
+        assert!(governor.is_too_much_unwritten(1 << 20));
+        assert!(!governor.is_too_much_unwritten(1 << 10));
+    }
+
+    /// Turns that need more than their part together follow each other, however long one lasts while others end.
+    #[tokio::test(start_paused = true)]
+    async fn turns_need_a_bounded_part_of_the_limit_together() {
+        use futures::FutureExt;
+        let governor = MemoryGovernor::new(96 << 20);
+        let large = 4 << 20;
+        assert!(governor.turn(governor.limit() / SMALL_PART - 1).await.is_none());
+        let first = governor.turn(large).await;
+        assert!(first.is_some());
+        let mut second = Box::pin(governor.turn(large));
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(first);
+        let second = second.await;
+        assert!(second.is_some());
+        // Nothing ends: after a while it goes without.
+        let began = tokio::time::Instant::now();
+        assert!(governor.turn(large).await.is_none());
+        assert!(began.elapsed() >= TURN_PATIENCE);
+        drop(second);
+        assert!(governor.turn(large).await.is_some());
+    }
+
+    /// Small epochs wait for a moment while memory is tight; large ones until what is in use is within its limit, or so
+    /// long that something behind them may have come.
+    #[tokio::test(start_paused = true)]
+    async fn input_of_large_epochs_waits_longer_while_too_much_is_in_use() {
+        let governor = MemoryGovernor::new(100 << 20);
+        let waited = async |is_large| {
+            let began = tokio::time::Instant::now();
+            governor.wait_for_room(is_large).await;
+            began.elapsed()
+        };
+        assert!(waited(true).await.is_zero());
+        let mut others = governor.account(MemoryClass::Memtable);
+        others.set(80 << 20);
+        assert!(waited(true).await <= TIGHT_PAUSE * 2);
+        others.set(95 << 20);
+        assert!(waited(false).await <= TIGHT_PAUSE * 2);
+        assert!(waited(true).await >= OVER_PAUSE);
     }
 }

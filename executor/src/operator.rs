@@ -120,6 +120,11 @@ pub trait Operator: Send {
         false
     }
 
+    /// Bytes that it holds until the barrier: changes, and state that they keep in memory.
+    fn held(&self) -> usize {
+        0
+    }
+
     /// In the middle of an epoch, emits and writes what it would hold until the barrier; what cannot be told
     /// before all of the epoch is in stays. Called while [`Operator::is_over`] and not
     /// [`Operator::is_pending`]. Not cancelled, except by the end of the job.

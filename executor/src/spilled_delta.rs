@@ -131,6 +131,8 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use arrow::array::{AsArray, Int64Array, RecordBatch};
     use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef};
     use millrace_common::RelationId;
@@ -139,10 +141,13 @@ mod tests {
     use millrace_graph::RelationLayout;
     use millrace_rpc::version::JobVersion;
     use millrace_storage::{RowStorage, StateStore, StoreOptions, TableDesc};
+    use object_store::ObjectStore;
+    use object_store::local::LocalFileSystem;
     use object_store::memory::InMemory;
 
     use super::*;
 
+    const TABLE: TableId = TableId(1);
     /// More than one merged batch holds.
     const KEYS: i64 = 20_000;
 
@@ -163,29 +168,8 @@ mod tests {
     /// old and new row are left, in one part.
     #[tokio::test]
     async fn pieces_add_up_and_no_key_is_torn() {
-        let table = TableId(1);
-        let desc = TableDesc {
-            id: table,
-            name: "v".into(),
-            value_schema: schema(),
-            storage: RowStorage::Keyed,
-            class: AccessClass::RangeRead,
-            relation: true,
-            retention: None,
-        };
-        let options = StoreOptions::new(Arc::new(InMemory::new()), 1);
-        let store = StateStore::open(options).await.unwrap();
-        let version = JobVersion::default();
-        let job = store.open_job(RelationId(20_000), vec![desc], &version).await.unwrap();
-        let layout = RowLayout::of_output(&RelationLayout {
-            schema: schema(),
-            storage: RowStorage::Keyed,
-            key: vec![0],
-            distribution: vec![0],
-            append_only: false,
-            marks: Vec::new(),
-        });
-        let mut change = SpilledDelta::begin(&Arc::new(layout.unwrap()), &job, table).unwrap();
+        let (job, layout) = job(Arc::new(InMemory::new())).await;
+        let mut change = SpilledDelta::begin(&layout, &job, TABLE).unwrap();
         for (value, weight) in [(3, 1), (2, -1), (2, 1), (1, -1)] {
             change.add(vec![rows(value, weight)], 1 << 20).await.unwrap();
         }
@@ -206,5 +190,55 @@ mod tests {
         }
         assert!(count > 1, "one part proves nothing");
         assert_eq!((seen.len() as i64, sum), (KEYS, 4 * KEYS));
+    }
+
+    /// A job of one keyed table.
+    async fn job(bucket: Arc<dyn ObjectStore>) -> (Arc<JobStore>, Arc<RowLayout>) {
+        let table = TABLE;
+        let desc = TableDesc {
+            id: table,
+            name: "v".into(),
+            value_schema: schema(),
+            storage: RowStorage::Keyed,
+            class: AccessClass::RangeRead,
+            relation: true,
+            retention: None,
+        };
+        let options = StoreOptions::new(bucket, 1);
+        let store = StateStore::open(options).await.unwrap();
+        let version = JobVersion::default();
+        let job = store.open_job(RelationId(20_000), vec![desc], &version).await.unwrap();
+        let layout = RowLayout::of_output(&RelationLayout {
+            schema: schema(),
+            storage: RowStorage::Keyed,
+            key: vec![0],
+            distribution: vec![0],
+            append_only: false,
+            marks: Vec::new(),
+        });
+        (job, Arc::new(layout.unwrap()))
+    }
+
+    /// More views at a time than threads for files, of which a server has at least eight: each writer waits for the store,
+    /// which needs such a thread.
+    #[test]
+    fn many_that_are_set_aside_leave_threads_for_the_store() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .max_blocking_threads(8)
+            .enable_all()
+            .build()
+            .unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let ended = runtime.block_on(async {
+            let files = LocalFileSystem::new_with_prefix(directory.path()).unwrap();
+            let (job, layout) = job(Arc::new(files)).await;
+            let mut changes: Vec<SpilledDelta> =
+                (0..12).map(|_| SpilledDelta::begin(&layout, &job, TABLE).unwrap()).collect();
+            let all = changes.iter_mut().map(|change| change.add(vec![rows(3, 1)], 1 << 20));
+            tokio::time::timeout(Duration::from_secs(60), futures::future::try_join_all(all)).await
+        });
+        runtime.shutdown_background();
+        ended.expect("they wait for each other").unwrap();
     }
 }

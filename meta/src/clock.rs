@@ -208,7 +208,7 @@ impl Known {
 
     /// By how much more than half of the peers, and two at least, say that the clock is off.
     fn by_peers(&self, max: Duration) -> Option<i64> {
-        let known: Vec<_> = self.peers.values().filter_map(|recent| offset_of(recent)).collect();
+        let known: Vec<_> = self.peers.values().filter_map(offset_of).collect();
         let mut off: Vec<i64> = known.iter().filter_map(|offset| offset.beyond(max)).collect();
         off.sort_unstable_by_key(|ms| ms.unsigned_abs());
         (off.len() >= 2 && off.len() * 2 > known.len()).then(|| off[0])

@@ -22,7 +22,6 @@ use millrace_rpc::log::MovedPart;
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef, VersionEdit};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::committed::{Codecs, Committed, changes_of, codecs_of};
@@ -117,8 +116,6 @@ pub struct JobStore {
     pub(crate) merging: AtomicBool,
     /// Bytes sealed early that are not durable yet.
     pub(crate) spilling: AtomicUsize,
-    /// Told when `spilling` falls.
-    pub(crate) spilled: Notify,
     /// When a part of a large delta was last encoded or uploaded.
     uploaded: Mutex<Option<Instant>>,
     /// What its epochs wait for.
@@ -196,7 +193,6 @@ impl JobStore {
             pending_claims: Mutex::default(),
             merging: AtomicBool::new(false),
             spilling: AtomicUsize::new(0),
-            spilled: Notify::new(),
             uploaded: Mutex::default(),
             puts: PutWaits::default(),
             overlap: AtomicUsize::new(overlap),
@@ -374,12 +370,16 @@ impl JobStore {
         })
     }
 
-    /// Waits while much that was sealed early is still on its way to the store: whoever writes more would
-    /// only add to it.
+    /// Waits while much that was sealed early, by all jobs, is still on its way to the store, some of it from this job:
+    /// whoever writes more would only add to it.
     pub async fn wait_for_spills(&self) {
-        let much = || self.spilling.load(Ordering::Relaxed) > self.shared.options.spill_bytes / 2;
+        let much = || {
+            self.spilling.load(Ordering::Relaxed) > 0
+                && self.shared.spilling.load(Ordering::Relaxed)
+                    > self.shared.options.spill_bytes / 2
+        };
         while much() {
-            let told = self.spilled.notified();
+            let told = self.shared.spilled.notified();
             if much() {
                 told.await;
             }

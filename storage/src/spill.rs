@@ -113,7 +113,9 @@ pub(crate) fn start(
 ) {
     let (store, spill, sealed) = (Arc::clone(store), Arc::clone(spill), Arc::downgrade(sealed));
     let (seal, bytes) = (run.seal, run.memory_size());
-    store.spilling.fetch_add(bytes, Ordering::Relaxed);
+    for counter in [&store.spilling, &store.shared.spilling] {
+        counter.fetch_add(bytes, Ordering::Relaxed);
+    }
     spawn("spill", async move {
         let written = write(&store, run).await;
         let sealed = sealed.upgrade();
@@ -131,9 +133,11 @@ pub(crate) fn start(
             Err(error) => drop(spill.state.send_replace(State::Failed(error))),
         }
         drop(sealed);
-        store.spilling.fetch_sub(bytes, Ordering::Relaxed);
+        for counter in [&store.spilling, &store.shared.spilling] {
+            counter.fetch_sub(bytes, Ordering::Relaxed);
+        }
         store.touch();
-        store.spilled.notify_waiters();
+        store.shared.spilled.notify_waiters();
     });
 }
 

@@ -18,7 +18,7 @@ use millrace_rpc::version::{RunMeta, VersionEdit};
 use crate::block::{Entries, stored_schema};
 use crate::cache::Priority;
 use crate::disk;
-use crate::error::Result;
+use crate::error::{Result, StorageError};
 use crate::given_up::Claim;
 use crate::job_store::{JobStore, Persisted};
 use crate::memtable::Memtable;
@@ -154,6 +154,8 @@ impl Staging {
         };
         let mut full = std::mem::replace(&mut self.open, empty);
         let sorted = move || Ok(full.seal()?);
+        let closed = |_| StorageError::internal("the state store is closed");
+        let _turn = self.shared.staging.acquire().await.map_err(closed)?;
         let written = write_unnamed(&self.store, &table, storage, sequence, sorted).await?;
         self.runs.extend(written.runs);
         self.claims.extend(written.claims);

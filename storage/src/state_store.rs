@@ -107,10 +107,17 @@ pub(crate) struct Shared {
     pub pins: Arc<ObjectPins>,
     /// Bytes of all open memtables.
     pub open_bytes: AtomicUsize,
+    /// Bytes sealed early that are not durable yet, of all jobs.
+    pub spilling: AtomicUsize,
+    /// Told when `spilling` falls.
+    pub spilled: Notify,
     /// Scans under way, which share `scan_bytes`.
     pub scans: AtomicUsize,
     /// Held while memory runs become runs of the store: their blocks, filter and index are in memory.
     pub flushing: Semaphore,
+    /// For what stages runs: each holds a sorted copy and a blocking thread while it waits for the store, which may need
+    /// a blocking thread itself.
+    pub staging: Semaphore,
     /// Held while runs are rewritten.
     pub compacting: Semaphore,
     /// Told when some job's version has changed, and when a job was opened or closed.
@@ -182,8 +189,11 @@ impl StateStore {
             cache,
             pins: Arc::default(),
             open_bytes: AtomicUsize::new(0),
+            spilling: AtomicUsize::new(0),
+            spilled: Notify::new(),
             scans: AtomicUsize::new(0),
             flushing: Semaphore::new(writers),
+            staging: Semaphore::new(writers * 2),
             compacting: Semaphore::new(writers),
             changed: Notify::new(),
             touched: Mutex::default(),

@@ -217,8 +217,8 @@ async fn a_store_of_an_earlier_build_is_opened_and_goes_on() {
 
 /// As a build of the next format would have written the newest record.
 fn demand_newer_build(store: &Path) -> String {
-    let records = files(store).into_iter().filter(|(name, _)| name.starts_with("meta/log/"));
-    let (name, mut bytes) = records.last().expect("there are records");
+    let mut records = files(store).into_iter().filter(|(name, _)| name.starts_with("meta/log/"));
+    let (name, mut bytes) = records.next_back().expect("there are records");
     assert_eq!(bytes[..4], FORMAT.to_be_bytes(), "a file of its own for each format");
     bytes[..4].copy_from_slice(&(FORMAT + 1).to_be_bytes());
     std::fs::write(store.join(&name), bytes).expect("the record");

@@ -240,6 +240,10 @@ impl Operator for RandomHints {
         self.inner.is_over()
     }
 
+    fn held(&self) -> usize {
+        self.inner.held()
+    }
+
     fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         self.inner.settle(out)
     }

@@ -10,9 +10,10 @@ pub struct HeldUntilBarrier {
     bytes: usize,
     /// Of them, of entries.
     pinned: usize,
-    /// What could not be settled when that was last tried, or the entries that left the cache for it, which may have to
-    /// be read again: not tried again below twice as much.
+    /// What could not be settled when that was last tried: not tried again below twice as much.
     kept: usize,
+    /// Entries that left the cache for it then, which may have to be read again: the same, unless it must be.
+    left: usize,
 }
 
 impl HeldUntilBarrier {
@@ -22,6 +23,7 @@ impl HeldUntilBarrier {
             bytes: 0,
             pinned: 0,
             kept: 0,
+            left: 0,
         }
     }
 
@@ -32,23 +34,29 @@ impl HeldUntilBarrier {
         self.pinned = pinned;
     }
 
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Whether to settle: it holds more than one operator may, or a large part of too much that all hold together.
     pub fn is_over(&self, env: &Env) -> bool {
         let bytes = self.bytes;
-        bytes > 2 * self.kept
-            && (bytes > env.options.group_change_bytes || env.governor.is_large_part_held(bytes))
+        let is_due = bytes > 2 * self.left
+            && (bytes > env.options.group_change_bytes || env.governor.is_too_much_held(bytes));
+        bytes > 2 * self.kept && (is_due || env.governor.must_settle(bytes))
     }
 
     /// What could be settled is: so much stays until the barrier.
     pub fn settled(&mut self, changes: usize, pinned: usize) {
-        let left = self.pinned;
+        self.left = self.pinned;
         self.set(changes, pinned);
-        self.kept = self.bytes.max(left);
+        self.kept = self.bytes;
     }
 
     /// The barrier has passed: nothing is held.
     pub fn clear(&mut self) {
         self.set(0, 0);
         self.kept = 0;
+        self.left = 0;
     }
 }

@@ -300,6 +300,8 @@ impl Builder<'_> {
             leaf_hints: LeafHints::default(),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
+            epoch_rows: 0,
+            has_turn: false,
             turn: 0,
             yielded: self.blueprint.relations.store.env().now(),
             clock: self.blueprint.relations.store.env().clone(),

@@ -30,17 +30,17 @@ use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
-use crate::memory::MemoryGovernor;
+use crate::memory::{MemoryGovernor, Turn};
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
 use crate::watermark::WatermarkSet;
 
 /// Longest stretch of work without giving other tasks a turn.
 const TIME_SLICE: Duration = Duration::from_millis(2);
+/// Rows of input after which an epoch is large, so that it waits for memory before small ones.
+const LARGE_EPOCH: usize = 16_384;
 /// Hints taken in a row while there is other work.
 const HINTS_AT_ONCE: usize = 8;
-/// Longest wait of a leaf for memory.
-const MEMORY_PAUSE: Duration = Duration::from_millis(10);
 
 /// What a task made of an epoch.
 #[derive(Debug, Default)]
@@ -161,6 +161,10 @@ pub struct Task {
     leaf_hints: LeafHints,
     chunk_rows: usize,
     progress: Arc<Progress>,
+    /// Rows of input since the last barrier.
+    epoch_rows: usize,
+    /// Some node has a turn.
+    has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
     turn: usize,
     yielded: Instant,
@@ -241,23 +245,56 @@ impl Task {
         }
         async move {
             self.drain(node).await?;
+            let governor = Arc::clone(&self.governor);
+            let mut turn = None;
             loop {
+                if turn.is_none() {
+                    turn = self.turn(&governor, node).await;
+                }
                 let slot = &mut self.nodes[node];
-                let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
-                let turn = self.governor.turn(usize::MAX).await;
+                let Kind::Operator(op) = &mut slot.kind else { break };
                 op.settle(&mut slot.out).await?;
-                drop(turn);
                 let goes_on = op.is_settling();
                 if !goes_on {
                     slot.metrics.settled_early.add(1);
                 }
+                turn = self.kept_turn(turn);
                 self.deliver(node).await?;
                 if !goes_on {
-                    return Ok(());
+                    break;
                 }
             }
+            self.end_turn(turn);
+            Ok(())
         }
         .boxed()
+    }
+
+    /// A turn to tell what a node holds until the barrier ([`MemoryGovernor::turn`]); none while the task has one, for a
+    /// node below.
+    async fn turn<'a>(&mut self, governor: &'a MemoryGovernor, node: usize) -> Option<Turn<'a>> {
+        let Kind::Operator(op) = &self.nodes[node].kind else { return None };
+        if self.has_turn {
+            return None;
+        }
+        let turn = governor.turn(op.held()).await;
+        self.has_turn = turn.is_some();
+        turn
+    }
+
+    /// The turn for passing on what was told: it ends where that waits for other tasks.
+    fn kept_turn<'a>(&mut self, turn: Option<Turn<'a>>) -> Option<Turn<'a>> {
+        if self.exits.is_empty() {
+            return turn;
+        }
+        self.end_turn(turn);
+        None
+    }
+
+    fn end_turn(&mut self, turn: Option<Turn<'_>>) {
+        if turn.is_some() {
+            self.has_turn = false;
+        }
     }
 
     /// Lets a node go on until nothing in it waits for state.
@@ -332,7 +369,7 @@ impl Task {
             self.turn = (self.turn + 1) % inputs.len();
             inputs.rotate_left(self.turn);
             if tight && pending.is_empty() {
-                self.governor.wait_for_room(MEMORY_PAUSE).await;
+                self.governor.wait_for_room(self.epoch_rows > LARGE_EPOCH).await;
             }
         }
         pending.append(&mut ahead);
@@ -364,6 +401,7 @@ impl Task {
     /// A chunk of a leaf; a large one goes in parts.
     fn input(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
         let rows = chunk.num_rows();
+        self.epoch_rows = self.epoch_rows.saturating_add(rows);
         if rows <= self.chunk_rows + self.chunk_rows / 2 {
             return self.emit(node, chunk);
         }
@@ -493,10 +531,16 @@ impl Task {
             }
         }
         op.time(barrier.epoch);
-        let turn = self.governor.turn(op.memory_size()).await;
-        op.barrier(&mut slot.out).await?;
-        drop(turn);
-        self.deliver(node).await
+        let governor = Arc::clone(&self.governor);
+        let turn = self.turn(&governor, node).await;
+        let slot = &mut self.nodes[node];
+        if let Kind::Operator(op) = &mut slot.kind {
+            op.barrier(&mut slot.out).await?;
+        }
+        let turn = self.kept_turn(turn);
+        self.deliver(node).await?;
+        self.end_turn(turn);
+        Ok(())
     }
 
     async fn finish_epoch(
@@ -507,6 +551,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
+        self.epoch_rows = 0;
         self.leaf_hints.barrier(barrier.epoch);
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;

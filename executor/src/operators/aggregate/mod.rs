@@ -373,6 +373,10 @@ impl Operator for Aggregate {
         self.held.is_over(&self.env)
     }
 
+    fn held(&self) -> usize {
+        self.held.bytes()
+    }
+
     fn settle<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         self.settle_changes(out).boxed()
     }

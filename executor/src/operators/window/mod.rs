@@ -357,6 +357,10 @@ impl Operator for WindowOperator {
         self.held.is_over(&self.env)
     }
 
+    fn held(&self) -> usize {
+        self.held.bytes()
+    }
+
     fn is_settling(&self) -> bool {
         self.settling.size_hint().0 > 0
     }
