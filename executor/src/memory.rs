@@ -18,6 +18,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use millrace_common::heap;
 use parking_lot::Mutex;
@@ -96,11 +97,10 @@ const TURNS_PART: usize = 6;
 const TURN_FACTOR: usize = 4;
 const TURN_UNIT: usize = 1 << 10;
 /// How long a turn is waited for while none ends: a store that does not answer one job must not stop the others.
-const TURN_PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+const TURN_PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long input waits, at most, while memory is tight, and while more is in use than may be.
-const TIGHT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
-const OVER_PAUSE: std::time::Duration = std::time::Duration::from_millis(500);
+/// How long input waits, at most, while memory is tight.
+const TIGHT_PAUSE: Duration = Duration::from_millis(10);
 
 /// What all operators together may hold until their barriers before those with much of it settle it: this part
 /// of the limit.
@@ -182,17 +182,20 @@ impl MemoryGovernor {
     }
 
     /// What settles or writes an epoch's changes needs for a moment a multiple of what they take. So who does it with
-    /// `bytes` of changes waits for a turn, which ends when it is dropped: those under way together need a bounded part
-    /// of the limit. Whoever has one must not wait for other tasks.
+    /// `bytes` of changes waits for a turn, which ends when it is dropped, unless three quarters of what the heap may use
+    /// can be had: those under way together need a bounded part of the limit. Whoever has one must not wait for other
+    /// tasks.
     pub async fn turn(&self, bytes: usize) -> Option<Turn<'_>> {
-        if bytes < self.limit / SMALL_PART {
+        if bytes < self.limit / SMALL_PART || self.pinned() <= self.heap_limit() / 4 {
             return None;
         }
         let all = self.limit / TURNS_PART / TURN_UNIT;
         let units = (bytes.saturating_mul(TURN_FACTOR) / TURN_UNIT).clamp(1, all.max(1)) as u32;
+        // One wait all along: its place among those who wait is kept.
+        let mut wait = std::pin::pin!(self.turns.acquire_many(units));
         loop {
             let ended = self.turns_ended.load(Ordering::Relaxed);
-            match tokio::time::timeout(TURN_PATIENCE, self.turns.acquire_many(units)).await {
+            match tokio::time::timeout(TURN_PATIENCE, wait.as_mut()).await {
                 Ok(permit) => {
                     return permit.ok().map(|permit| Turn { governor: self, _permit: permit });
                 }
@@ -273,9 +276,9 @@ impl MemoryGovernor {
         }
     }
 
-    /// Waits while memory is tight, for a moment; of much input (`is_large`), longer while more is in use than may be.
+    /// Waits while memory is tight, for a moment; with `patience`, as long as that while more is in use than may be.
     /// Back-pressure must slow a producer down, never stop it, since what it waits for may be behind it.
-    pub async fn wait_for_room(&self, is_large: bool) {
+    pub async fn wait_for_room(&self, patience: Duration) {
         if !self.is_tight() {
             return;
         }
@@ -286,8 +289,8 @@ impl MemoryGovernor {
                 let _ = tokio::time::timeout(TIGHT_PAUSE, self.released.notified()).await;
             }
         };
-        if is_large {
-            let _ = tokio::time::timeout(OVER_PAUSE, within).await;
+        if !patience.is_zero() {
+            let _ = tokio::time::timeout(patience, within).await;
         }
     }
 
@@ -448,6 +451,9 @@ mod tests {
         use futures::FutureExt;
         let governor = MemoryGovernor::new(96 << 20);
         let large = 4 << 20;
+        assert!(governor.turn(large).await.is_none(), "there is room");
+        let mut others = governor.account(MemoryClass::Memtable);
+        others.set(40 << 20);
         assert!(governor.turn(governor.limit() / SMALL_PART - 1).await.is_none());
         let first = governor.turn(large).await;
         assert!(first.is_some());
@@ -464,22 +470,22 @@ mod tests {
         assert!(governor.turn(large).await.is_some());
     }
 
-    /// Small epochs wait for a moment while memory is tight; large ones until what is in use is within its limit, or so
-    /// long that something behind them may have come.
+    /// While memory is tight input waits for a moment; with patience, while more is in use than may be, but not for ever.
     #[tokio::test(start_paused = true)]
-    async fn input_of_large_epochs_waits_longer_while_too_much_is_in_use() {
+    async fn input_waits_longer_with_patience_while_too_much_is_in_use() {
+        const PATIENCE: Duration = Duration::from_millis(500);
         let governor = MemoryGovernor::new(100 << 20);
-        let waited = async |is_large| {
+        let waited = async |patience| {
             let began = tokio::time::Instant::now();
-            governor.wait_for_room(is_large).await;
+            governor.wait_for_room(patience).await;
             began.elapsed()
         };
-        assert!(waited(true).await.is_zero());
+        assert!(waited(PATIENCE).await.is_zero());
         let mut others = governor.account(MemoryClass::Memtable);
         others.set(80 << 20);
-        assert!(waited(true).await <= TIGHT_PAUSE * 2);
+        assert!(waited(PATIENCE).await <= TIGHT_PAUSE * 2);
         others.set(95 << 20);
-        assert!(waited(false).await <= TIGHT_PAUSE * 2);
-        assert!(waited(true).await >= OVER_PAUSE);
+        assert!(waited(Duration::ZERO).await <= TIGHT_PAUSE * 2);
+        assert!(waited(PATIENCE).await >= PATIENCE);
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::SchemaRef;
 use futures::FutureExt;
@@ -301,6 +302,7 @@ impl Builder<'_> {
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             epoch_rows: 0,
+            epoch_waited: Duration::ZERO,
             has_turn: false,
             turn: 0,
             yielded: self.blueprint.relations.store.env().now(),

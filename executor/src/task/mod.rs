@@ -39,6 +39,9 @@ use crate::watermark::WatermarkSet;
 const TIME_SLICE: Duration = Duration::from_millis(2);
 /// Rows of input after which an epoch is large, so that it waits for memory before small ones.
 const LARGE_EPOCH: usize = 16_384;
+/// How long such an epoch waits at a time, and in all: what is in use may be given back only at its barrier.
+const MEMORY_PAUSE: Duration = Duration::from_millis(500);
+const MOST_WAITED: Duration = Duration::from_secs(5);
 /// Hints taken in a row while there is other work.
 const HINTS_AT_ONCE: usize = 8;
 
@@ -163,6 +166,8 @@ pub struct Task {
     progress: Arc<Progress>,
     /// Rows of input since the last barrier.
     epoch_rows: usize,
+    /// How long it has waited for memory since then.
+    epoch_waited: Duration,
     /// Some node has a turn.
     has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
@@ -349,6 +354,10 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
+        let patience = match self.epoch_rows > LARGE_EPOCH {
+            true => MEMORY_PAUSE.min(MOST_WAITED.saturating_sub(self.epoch_waited)),
+            false => Duration::ZERO,
+        };
         for (i, slot) in self.nodes.iter_mut().enumerate() {
             if slot.ancestors.iter().any(|&a| full[a]) {
                 continue;
@@ -369,7 +378,9 @@ impl Task {
             self.turn = (self.turn + 1) % inputs.len();
             inputs.rotate_left(self.turn);
             if tight && pending.is_empty() {
-                self.governor.wait_for_room(self.epoch_rows > LARGE_EPOCH).await;
+                let began = self.clock.now();
+                self.governor.wait_for_room(patience).await;
+                self.epoch_waited += self.clock.elapsed(began);
             }
         }
         pending.append(&mut ahead);
@@ -551,7 +562,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
-        self.epoch_rows = 0;
+        (self.epoch_rows, self.epoch_waited) = (0, Duration::ZERO);
         self.leaf_hints.barrier(barrier.epoch);
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
