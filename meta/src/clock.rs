@@ -46,14 +46,14 @@ impl ClockOffset {
     /// Of a store that has written an object at `theirs`, between these two moments of this process's clock.
     pub fn of_store(began_ms: u64, theirs_ms: i64, ended_ms: u64) -> ClockOffset {
         ClockOffset {
-            least_ms: began_ms as i64 - theirs_ms - STORE_STEP_MS,
-            most_ms: ended_ms as i64 - theirs_ms,
+            least_ms: (began_ms as i64).saturating_sub(theirs_ms).saturating_sub(STORE_STEP_MS),
+            most_ms: (ended_ms as i64).saturating_sub(theirs_ms),
         }
     }
 
     /// By how much the clock is certainly off, if by more than `max`: above 0 it is ahead.
     fn beyond(self, max: Duration) -> Option<i64> {
-        let max = max.as_millis() as i64;
+        let max = millis(max);
         match self {
             ClockOffset { least_ms, .. } if least_ms > max => Some(least_ms),
             ClockOffset { most_ms, .. } if most_ms < -max => Some(most_ms),
@@ -62,11 +62,17 @@ impl ClockOffset {
     }
 }
 
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
 /// Whose clock differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reference {
     Store,
     Peers,
+    /// What this process's clock showed when it was last compared with the store's.
+    Before,
 }
 
 /// A clock that is wrong.
@@ -84,6 +90,7 @@ impl fmt::Display for ClockSkew {
         let whose = match self.of {
             Reference::Store => "that of the object store",
             Reference::Peers => "those of most other processes",
+            Reference::Before => "what it was when it was last compared with the object store's",
         };
         write!(
             f,
@@ -127,14 +134,23 @@ impl ClockGuard {
         self.known.lock().skew
     }
 
-    /// The same as an error.
+    /// The same as an error, also where the clock was just set by so much that the store must be asked first.
     pub fn check(&self) -> Result<(), MetaError> {
-        self.skew().map_or(Ok(()), |skew| Err(MetaError::Skewed(skew)))
+        let skew = self.skew().or_else(|| self.just_set());
+        skew.map_or(Ok(()), |skew| Err(MetaError::Skewed(skew)))
+    }
+
+    fn just_set(&self) -> Option<ClockSkew> {
+        let max = self.max?;
+        let (.., set_to) = self.known.lock().asked?;
+        let offset_ms = self.set_to().saturating_sub(set_to);
+        let is_far = offset_ms.unsigned_abs() > millis(max).unsigned_abs();
+        is_far.then_some(ClockSkew { offset_ms, of: Reference::Before, max })
     }
 
     /// How far the wall clock is from the time since boot, which nobody sets.
-    fn set_to(&self) -> i64 {
-        self.env.now_ms() as i64 - self.env.since_boot().as_millis() as i64
+    pub(crate) fn set_to(&self) -> i64 {
+        (self.env.now_ms() as i64).saturating_sub(millis(self.env.since_boot()))
     }
 
     /// Whether the store is to be asked now; `record` is the log's last.
@@ -142,17 +158,17 @@ impl ClockGuard {
         let Some(max) = self.max else { return false };
         let known = self.known.lock();
         let Some((at, asked_at, set_to)) = known.asked else { return true };
-        let moved = (self.set_to() - set_to).unsigned_abs() > (max / 2).as_millis() as u64;
+        let moved = self.set_to().abs_diff(set_to) > millis(max / 2).unsigned_abs();
         let age = self.env.elapsed(at);
         moved
             || (known.skew.is_some() && age >= CHECK_WRONG)
             || (record != asked_at && age >= CHECK)
     }
 
-    /// The store has been asked; `record` is the log's last.
-    pub fn note_store(&self, offset: ClockOffset, record: u64) {
+    /// The store has been asked; `record` is the log's last. `set_to`: [`ClockGuard::set_to`] from before that, so that
+    /// who sets the clock meanwhile is noticed.
+    pub fn note_store(&self, offset: ClockOffset, record: u64, set_to: i64) {
         let Some(max) = self.max else { return };
-        let set_to = self.set_to();
         let mut known = self.known.lock();
         known.asked = Some((self.env.now(), record, set_to));
         let by_store = offset.beyond(max).map(|ms| (ms, Reference::Store));
@@ -162,7 +178,8 @@ impl ClockGuard {
     /// A peer's clock has shown `theirs_ms` when it sent a heartbeat, which has just come. 0: it does not say.
     pub fn note_peer(&self, incarnation: u64, theirs_ms: u64) {
         let Some(max) = self.max.filter(|_| theirs_ms != 0) else { return };
-        let most = self.env.now_ms() as i64 - theirs_ms as i64;
+        let Ok(theirs) = i64::try_from(theirs_ms) else { return };
+        let most = (self.env.now_ms() as i64).saturating_sub(theirs);
         let mut known = self.known.lock();
         let recent = known.peers.entry(incarnation).or_default();
         if recent.len() == HEARTBEATS {
@@ -181,15 +198,25 @@ impl ClockGuard {
 
 /// Asks the store for its time whenever that is due.
 pub async fn watch_clock(shared: Arc<Shared>, store: LogStore) {
+    let mut has_failed = false;
     loop {
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(if has_failed { CHECK_WRONG } else { LOOK }).await;
         let record = shared.state.read().number;
         if !shared.clock.is_due(record) {
             continue;
         }
+        let set_to = shared.clock.set_to();
         match store.measure_clock(&shared.env).await {
-            Ok(offset) => shared.clock.note_store(offset, record),
-            Err(error) => warn!(%error, "the clock was not compared with the object store's"),
+            Ok(offset) => {
+                shared.clock.note_store(offset, record, set_to);
+                has_failed = false;
+            }
+            Err(error) => {
+                if !has_failed {
+                    warn!(%error, "the clock was not compared with the object store's");
+                }
+                has_failed = true;
+            }
         }
     }
 }
@@ -219,7 +246,7 @@ impl Known {
 fn offset_of(recent: &VecDeque<i64>) -> Option<ClockOffset> {
     let most_ms = *recent.iter().min()?;
     let is_sure = recent.len() == HEARTBEATS;
-    let least_ms = if is_sure { most_ms - QUICKEST_MS } else { i64::MIN };
+    let least_ms = if is_sure { most_ms.saturating_sub(QUICKEST_MS) } else { i64::MIN };
     Some(ClockOffset { least_ms, most_ms })
 }
 
@@ -276,10 +303,10 @@ mod tests {
     #[test]
     fn the_lead_comes_back_with_the_right_time() {
         let (_, guard) = guard();
-        guard.note_store(store(5_000, 6_000), 1);
+        guard.note_store(store(5_000, 6_000), 1, guard.set_to());
         let error = guard.check().unwrap_err().to_string();
         assert!(error.contains("5000 ms ahead of that of the object store"), "{error}");
-        guard.note_store(store(-1_000, 0), 1);
+        guard.note_store(store(-1_000, 0), 1, guard.set_to());
         assert!(guard.check().is_ok());
     }
 
@@ -287,7 +314,7 @@ mod tests {
     fn the_store_is_asked_when_the_clock_was_set() {
         let (clock, guard) = guard();
         assert!(guard.is_due(1), "it was never asked");
-        guard.note_store(store(0, 0), 1);
+        guard.note_store(store(0, 0), 1, guard.set_to());
         assert!(!guard.is_due(1) && !guard.is_due(2), "not each moment");
         for ms in [1_500, -1_500] {
             clock.0.store(ms, Ordering::Relaxed);
@@ -295,6 +322,29 @@ mod tests {
         }
         let off = ClockGuard::new(EnvHandle::default(), None);
         assert!(!off.is_due(1));
+    }
+
+    /// Nothing is logged with the time of a clock that was just set far, before the store has said whether it is right.
+    #[test]
+    fn a_clock_that_was_set_far_counts_as_wrong_until_the_store_is_asked() {
+        let (clock, guard) = guard();
+        clock.0.store(9_000, Ordering::Relaxed);
+        assert!(guard.check().is_ok(), "nothing is known yet");
+        guard.note_store(store(0, 0), 1, guard.set_to());
+        assert!(guard.check().is_ok());
+        for ms in [12_000, 6_000] {
+            clock.0.store(ms, Ordering::Relaxed);
+            assert!(guard.check().is_err(), "{ms}");
+        }
+        // Set while the store was asked: once more.
+        let before = guard.set_to();
+        clock.0.store(20_000, Ordering::Relaxed);
+        guard.note_store(store(0, 0), 1, before);
+        assert!(guard.check().is_err() && guard.is_due(1));
+        guard.note_store(store(0, 0), 1, guard.set_to());
+        assert!(guard.check().is_ok());
+        guard.note_peer(7, u64::MAX);
+        guard.note_peer(7, 1 << 63);
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct CreateOptions {
 
 /// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
 const TABLE_START_LIMIT: Duration = Duration::from_secs(10);
+/// How long a start that is refused waits until nothing is left of its probe.
+const PROBE_LEFT: Duration = Duration::from_secs(3);
 /// How long a DDL statement waits for its record.
 const DDL_LIMIT: Duration = Duration::from_secs(30);
 /// How long `start` waits for the jobs' first start.
@@ -78,12 +80,14 @@ impl Meta {
     /// earlier leaders only, and jobs stay where they run.
     pub async fn open(options: MetaOptions) -> Result<Arc<Meta>, SqlError> {
         let store = LogStore::new(options.store);
-        // At the same time: a start takes few rounds. Whoever is refused leaves nothing behind.
+        let clock = Arc::new(ClockGuard::new(options.env.clone(), options.max_clock_skew));
+        let set_to = clock.set_to();
+        // At the same time: a start takes few rounds. Whoever is refused leaves nothing behind, if the store answers.
         let (opened, (offset, deleted)) = futures::join!(store.open(), store.probe(&options.env));
         let opened = match opened {
             Ok(opened) => opened,
             Err(error) => {
-                let _ = deleted.await;
+                let _ = tokio::time::timeout(PROBE_LEFT, deleted).await;
                 return Err(error.into());
             }
         };
@@ -95,12 +99,10 @@ impl Meta {
         if let Some(may_claim) = options.may_claim
             && let Err(refused) = may_claim(&opened.state).await
         {
-            let _ = deleted.await;
+            let _ = tokio::time::timeout(PROBE_LEFT, deleted).await;
             return Err(refused);
         }
-        let clock = Arc::new(ClockGuard::new(options.env.clone(), options.max_clock_skew));
-        let record = opened.state.number;
-        clock.note_store(offset?, record);
+        clock.note_store(offset?, opened.state.number, set_to);
         clock.check()?;
         let shared = Shared::new(
             options.env.clone(),

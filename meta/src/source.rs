@@ -39,6 +39,8 @@ const MIN_EVENTS: u64 = 1_024;
 pub const MAX_EVENTS: u64 = 8 << 20;
 /// An epoch is at most this many times the one before: one lucky measurement does not flood a reader.
 const MAX_GROWTH: u64 = 4;
+/// Until an append that the log refused is tried again.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after a failure to open or poll the source; doubles with every failure in a row.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
@@ -426,10 +428,16 @@ impl Coordinator {
         demand(&state, self.id, &readers)
     }
 
-    /// `false`: the source is gone or the log is closed.
+    /// `false`: the source is gone or the log is closed. Where the log takes nothing at present, that is waited for, and
+    /// the source has not advanced.
     async fn advance(&self, advance: SourceAdvance) -> bool {
-        match self.shared.log() {
-            Ok(log) => log.apply(Entry::SourceAdvance(advance)).await.is_ok(),
+        let Ok(log) = self.shared.log() else { return false };
+        match log.append(Entry::SourceAdvance(advance)).await {
+            Ok(verdict) => verdict.is_ok(),
+            Err(error) if error.is_refusal() => {
+                tokio::time::sleep(REFUSED_PAUSE).await;
+                true
+            }
             Err(_) => false,
         }
     }
