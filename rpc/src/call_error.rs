@@ -21,6 +21,8 @@ pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 const UNREACHABLE: &str = "call_unreachable";
 /// The routine that errors of a leader name that has lost the lead, or ends, before it had any effect.
 pub const LEADS_NO_LONGER: &str = "leads_no_longer";
+/// The routine of an error which says that the log has placed the table on another process: the call has had no effect.
+pub const RUNS_ELSEWHERE: &str = "runs_elsewhere";
 /// Different names from other processes that are kept for the life of this one.
 const MAX_NAMES: usize = 1024;
 /// Bytes of one text of an error that are sent.
@@ -41,8 +43,9 @@ pub enum CallError {
     /// The caller follows a leader that has been succeeded by the one of this term.
     #[error("the call belongs to a past term: the current one is {term}")]
     StaleTerm { term: u64 },
-    /// The process that the call was meant for has been succeeded at its address by this one.
-    #[error("the process that was called has been succeeded by process {incarnation}")]
+    /// The process that the call was meant for has been succeeded at its address by this one; 0: what the call is about
+    /// runs on another process. It has had no effect.
+    #[error("{}", succeeded(*incarnation))]
     StaleIncarnation { incarnation: u64 },
     /// The caller has been fenced: it must end.
     #[error("process {incarnation} has been fenced")]
@@ -91,6 +94,10 @@ impl CallError {
                 let (leader, term) = (String::new(), 0);
                 (Code::FailedPrecondition, Reason::NotLeader(proto::NotLeader { leader, term }))
             }
+            CallError::Sql(e) if e.routine == Some(RUNS_ELSEWHERE) => (
+                Code::FailedPrecondition,
+                Reason::StaleIncarnation(proto::StaleIncarnation { incarnation: 0 }),
+            ),
             CallError::Sql(e) => (Code::FailedPrecondition, Reason::Sql(error_to_proto(&e))),
             CallError::StaleTerm { term } => {
                 (Code::FailedPrecondition, Reason::StaleTerm(proto::StaleTerm { term }))
@@ -179,6 +186,13 @@ impl From<CallError> for SqlError {
 /// Whether an error says that a process did not answer: the call may have had its effect, and may be repeated.
 pub fn is_unreachable(error: &SqlError) -> bool {
     error.routine == Some(UNREACHABLE)
+}
+
+fn succeeded(by: u64) -> String {
+    match by {
+        0 => "what was asked for runs on another process".to_owned(),
+        by => format!("the process that was called has been succeeded by process {by}"),
+    }
 }
 
 /// What a refusal says of the leader.

@@ -86,6 +86,13 @@ impl Elsewhere for FollowedInputs {
         })
     }
 
+    fn is_placed_elsewhere(&self, relation: RelationId) -> bool {
+        self.follower.read(|state| {
+            let process = state.jobs.get(&relation).map_or(0, |job| job.process);
+            process != 0 && process != self.incarnation
+        })
+    }
+
     /// An object that is gone belongs to a version in whose place there is a newer one.
     async fn follow(&self, relation: RelationId) -> Result<Arc<FollowedJob>, SqlError> {
         let mut attempt = 0;

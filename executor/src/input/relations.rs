@@ -29,6 +29,9 @@ pub trait Elsewhere: Send + Sync {
     /// The generation of the relation's job if the log has placed it on this process.
     fn generation_here(&self, relation: RelationId) -> Option<Generation>;
 
+    /// Whether the log has placed the relation's job on another process.
+    fn is_placed_elsewhere(&self, relation: RelationId) -> bool;
+
     /// The newest committed version of the relation's job that the log has here.
     async fn follow(&self, relation: RelationId)
     -> std::result::Result<Arc<FollowedJob>, SqlError>;

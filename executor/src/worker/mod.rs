@@ -174,6 +174,8 @@ impl Worker {
             self.shared.stopped.write().remove(&job);
             self.shared.stream.forget_opened(job, opened);
         }
+        // Statements that wait for it wait in vain.
+        self.shared.started.notify_waiters();
     }
 
     /// When the newest epochs of a job were sealed and committed.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use millrace_common::{DeltaChunk, JobId, SqlError, SqlState};
 use millrace_graph::lookahead::Place;
+use millrace_rpc::call_error::RUNS_ELSEWHERE;
 use millrace_rpc::version::StatementId;
 
 use super::{Shared, Worker};
@@ -107,6 +108,12 @@ impl TableSource {
     }
 }
 
+/// Whoever sent the statement finds the table's process in the log.
+fn runs_elsewhere() -> SqlError {
+    SqlError::new(SqlState::CANNOT_CONNECT_NOW, "the table's job runs on another process")
+        .with_routine(RUNS_ELSEWHERE)
+}
+
 impl Shared {
     pub(super) async fn table(&self, id: JobId) -> Result<Arc<Sequencer>, SqlError> {
         let running = async {
@@ -115,6 +122,9 @@ impl Shared {
                 started.as_mut().enable();
                 if let Some(found) = self.running_table(id) {
                     return found;
+                }
+                if self.elsewhere.as_ref().is_some_and(|e| e.is_placed_elsewhere(id)) {
+                    return Err(runs_elsewhere());
                 }
                 started.await;
             }

@@ -3,7 +3,8 @@
 //! A process that refuses a call has done nothing: the log is followed further, which says where the table is now. What
 //! changes nothing is asked again as well when there is no answer. A statement is not: whether it was committed the log
 //! tells by its id. Once the process is fenced nothing of it can be committed any more, so a statement that the log lacks
-//! then was not, and is sent again. As long as the process may live, nobody can say.
+//! then was not, and is sent again. As long as the process may live, nobody can say, unless it has answered that it does not
+//! know, and the log has placed the table elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError, SqlState};
 use millrace_executor::dml::{DmlError, DmlKind, DmlOutcome, EntryFlag, LoadKind, Read, ReadRows};
 use millrace_meta::LogFollower;
+use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
 pub use millrace_rpc::dml::HeldLocks;
 use millrace_rpc::dml::{self, DmlAnswer, DmlService, LoadService, TableChange};
@@ -29,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// For how long the commit of a statement is looked for whose process has not answered: longer than a lost process goes
 /// on unfenced.
 const OUTCOME_WAIT: Duration = Duration::from_secs(9);
+/// The same where the process has answered that it does not know: what was handed over is soon in the log, or void.
+const ANSWERED_WAIT: Duration = Duration::from_secs(3);
 
 /// The process that a table runs on.
 #[derive(Clone)]
@@ -105,7 +109,7 @@ impl RemoteCluster {
         let mut deadline = self.env.now() + TABLE_WAIT;
         loop {
             let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
-            let outcomes = self.outcomes(incarnation);
+            let outcomes = self.outcomes(table, incarnation);
             let error = tokio::select! {
                 biased;
                 answer = call(dml) => match answer {
@@ -126,10 +130,10 @@ impl RemoteCluster {
         }
     }
 
-    /// Of statements that are sent to this process from now on.
-    fn outcomes(&self, incarnation: u64) -> Outcomes {
+    /// Of statements on a table that are sent to this process from now on.
+    fn outcomes(&self, table: RelationId, incarnation: u64) -> Outcomes {
         let log = Arc::clone(&self.log);
-        Outcomes { since: log.head(), log, env: self.env.clone(), incarnation }
+        Outcomes { since: log.head(), log, env: self.env.clone(), table, incarnation }
     }
 
     pub(super) async fn send_dml(
@@ -180,7 +184,9 @@ impl RemoteCluster {
         loop {
             let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
             match dml.begin_load(table, id, kind).await {
-                Ok(load) => return Ok(RemoteLoad::new(load, self.outcomes(incarnation), id)),
+                Ok(load) => {
+                    return Ok(RemoteLoad::new(load, self.outcomes(table, incarnation), id));
+                }
                 Err(error) if is_refused(&error) || error.is_retryable() => {
                     self.look_again(error, deadline).await?;
                 }
@@ -209,6 +215,11 @@ fn is_refused(error: &CallError) -> bool {
             | CallError::StaleTerm { .. }
             | CallError::NotConnected { .. }
     )
+}
+
+/// Whether the process does not know what became of a statement.
+fn is_unknown(error: &CallError) -> bool {
+    matches!(error, CallError::Sql(e) if e.state == SqlState::TRANSACTION_RESOLUTION_UNKNOWN)
 }
 
 /// About how many rows a statement changes, where nobody has counted them: of an update its old and new rows are one.
@@ -262,6 +273,7 @@ enum Outcome {
 struct Outcomes {
     log: Arc<LogFollower>,
     env: EnvHandle,
+    table: RelationId,
     incarnation: u64,
     /// They are committed later than this.
     since: Epoch,
@@ -289,7 +301,15 @@ impl Outcomes {
         CallError::Unreachable { peer, cause }
     }
 
-    /// What a failed call means. Without an answer the log is asked.
+    /// Whether what the process was doing with the table when it answered can no more be committed: it has been fenced,
+    /// or the log has placed the table on another process, and with it what is written to other tables.
+    fn is_void(&self, state: &MetaState) -> bool {
+        let process = state.jobs.get(&self.table).map_or(0, |job| job.process);
+        let is_moved = process != 0 && process != self.incarnation;
+        is_moved || state.processes.is_fenced(self.incarnation)
+    }
+
+    /// What a failed call means. Without an answer, or if that does not know, the log is asked.
     async fn of(
         &self,
         error: CallError,
@@ -297,35 +317,40 @@ impl Outcomes {
         rows: u64,
         entered: &EntryFlag,
     ) -> Result<Outcome, SqlError> {
-        if !error.is_retryable() {
+        let is_answer = !error.is_retryable();
+        if is_answer && !is_unknown(&error) {
             return Err(error.into());
         }
         // Whoever stops waiting now is told that it may be committed.
         entered.set();
-        let deadline = self.env.now() + OUTCOME_WAIT;
+        let deadline = self.env.now() + if is_answer { ANSWERED_WAIT } else { OUTCOME_WAIT };
         loop {
             let known = self.log.number();
             // Where the store does not answer, the stream may tell all the same.
             let _ = timeout_at(deadline, self.log.catch_up()).await;
-            if let Some(outcome) = self.known(id, rows) {
+            if let Some(outcome) = self.known(id, rows, is_answer) {
                 return Ok(outcome);
             }
             if self.env.now() >= deadline {
-                return Err(unknown_outcome(&error));
+                return Err(if is_answer { error.into() } else { unknown_outcome(&error) });
             }
             let next = deadline.min(self.env.now() + 10 * PAUSE);
             let _ = timeout_at(next, self.log.changed_since(known)).await;
         }
     }
 
-    /// What the log says of a statement; `None`: nothing yet.
-    fn known(&self, id: StatementId, rows: u64) -> Option<Outcome> {
+    /// What the log says of a statement; `None`: nothing yet. `is_answer`: the process has ended with it.
+    fn known(&self, id: StatementId, rows: u64, is_answer: bool) -> Option<Outcome> {
         self.log.read(|state| match state.statements.get(id) {
             Some(epoch) => Some(Outcome::Answered(DmlAnswer::Applied { epoch, rows, late: 0 })),
             None => {
-                let is_void = state.processes.is_fenced(self.incarnation)
-                    && state.statements.has_all_after(self.since);
-                is_void.then_some(Outcome::NotCommitted)
+                // Without an answer it may still be waiting there, for a table that may come back.
+                let is_void = match is_answer {
+                    true => self.is_void(state),
+                    false => state.processes.is_fenced(self.incarnation),
+                };
+                (is_void && state.statements.has_all_after(self.since))
+                    .then_some(Outcome::NotCommitted)
             }
         })
     }
