@@ -120,7 +120,11 @@ fn staged(version: &JobVersion, published: u64) -> usize {
 /// What a job does, as its driver says. One that was just told to compute its relation anew does so before its driver
 /// says it: whoever waits for rebuilds waits for it.
 fn state_of(handle: Option<&JobHandle>, job: &JobRecord) -> JobState {
-    let state = handle.map_or(JobState::Starting, |h| h.state());
+    let state = match handle.map_or(JobState::Starting, |h| h.state()) {
+        // It was until now: a sink that is told to begin anew can be resumed at once.
+        JobState::Detached { .. } if job.version.detached.is_none() => JobState::Starting,
+        state => state,
+    };
     let own = Generation(job.version.generation);
     let is_old = handle.is_some_and(|h| h.generation().is_some_and(|known| known < own));
     let says_nothing = matches!(state, JobState::Starting | JobState::Running);
