@@ -30,6 +30,7 @@ use crate::fold;
 use crate::log::LogStore;
 use crate::operator::check_worker;
 use crate::placement;
+use crate::processes::Process;
 use crate::shared::Shared;
 use crate::state::MetaState;
 use crate::stream::Sender;
@@ -292,15 +293,16 @@ impl Cluster {
     }
 
     /// Makes use of the processes that the log has and nobody has called yet. Whether one of them could run jobs and
-    /// has none.
+    /// has none; one that is drained has none because it shall not.
     fn take_in_live(&self) -> bool {
         let new: Vec<(u64, RegisterProcess, bool)> = {
             let (state, known) = (self.shared.state.read(), self.known.lock());
             let own = self.shared.incarnation.get();
             let live = state.processes.live().iter();
             let new = live.filter(|(id, _)| !known.contains(id) && own != Some(id));
-            let is_idle = |id: u64| !state.jobs.values().any(|job| job.process == id);
-            new.map(|(id, p)| (*id, p.registration.clone(), is_idle(*id))).collect()
+            let has_none = |id: u64| !state.jobs.values().any(|job| job.process == id);
+            let is_idle = |id, p: &Process| !p.drained && has_none(id);
+            new.map(|(id, p)| (*id, p.registration.clone(), is_idle(*id, p))).collect()
         };
         let mut has_idle = false;
         for (incarnation, process, is_idle) in new {

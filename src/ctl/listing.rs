@@ -67,8 +67,8 @@ fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
-        // A line is a row.
-        Value::String(text) => text.replace(['\n', '\r'], " "),
+        // A line is a row, and names that users chose say nothing to the terminal.
+        Value::String(text) => text.replace(char::is_control, " "),
         other => other.to_string(),
     }
 }

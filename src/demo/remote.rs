@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::Mutex;
+use tokio_postgres::config::Host;
 use tokio_postgres::{Client, Config, NoTls, Row};
 
 use super::{LEAVES, Place, Reading, view_names};
@@ -23,13 +24,27 @@ pub struct Remote {
     session: Mutex<Client>,
 }
 
+/// The addresses, without what else may stand beside them: a password.
+fn place(config: &Config) -> String {
+    let hosts = config.get_hosts().iter().map(|host| match host {
+        Host::Tcp(name) => name.clone(),
+        #[cfg(unix)]
+        Host::Unix(path) => path.display().to_string(),
+    });
+    let port = |at: usize| config.get_ports().get(at).or(config.get_ports().first());
+    let place = |(at, host)| format!("{host}:{}", port(at).copied().unwrap_or(5432));
+    hosts.enumerate().map(place).collect::<Vec<_>>().join(", ")
+}
+
 /// Where to connect: `HOST:PORT`, or what psql takes.
 fn parse(text: &str) -> Result<Config, String> {
     let mut config = match text.contains("://") || text.contains('=') {
         true => Config::from_str(text),
         false => Config::from_str(&format!("postgres://{text}")),
     }
-    .map_err(|e| format!("cannot connect to \"{text}\": {}", told(&e)))?;
+    .map_err(|e| {
+        format!("the address of --connect is neither HOST:PORT nor what psql takes: {}", told(&e))
+    })?;
     if config.get_user().is_none() {
         config.user("root");
     }
@@ -74,7 +89,7 @@ impl Remote {
         let config = parse(address)?;
         let session = session(&config)
             .await
-            .map_err(|e| format!("cannot connect to \"{address}\": {}", told(&e)))?;
+            .map_err(|e| format!("cannot connect to {}: {}", place(&config), told(&e)))?;
         let remote = Remote { config, session: Mutex::new(session) };
         remote.run(&format!("CREATE SCHEMA {SCHEMA}")).await.map_err(|reason| {
             format!(
@@ -87,7 +102,7 @@ impl Remote {
 
     /// Drops what the demo has made.
     pub async fn clean_up(&self) -> Result<(), String> {
-        let sql = format!("DROP SCHEMA {SCHEMA} CASCADE");
+        let sql = format!("DROP SCHEMA IF EXISTS {SCHEMA} CASCADE");
         let dropped = tokio::time::timeout(CLEANUP, async {
             // The frontend may have been lost since: another one does as well.
             match self.run(&sql).await {

@@ -298,6 +298,7 @@ impl Seat {
         let (admission, leader) = (Arc::clone(&self.admission), Arc::clone(&self.admission));
         let (of_log, of_processes) = (Arc::clone(self), Arc::clone(self));
         let (fenced, health) = (Arc::clone(&self.fenced), Arc::clone(self));
+        let leads = Arc::clone(&self.admission);
         Metrics::of("meta", move || admission.incarnation())
             .with(
                 "millrace_leads",
@@ -317,7 +318,10 @@ impl Seat {
             .with_store(requests, None)
             .with_health(move || health.clock.lock().clone())
             .with_text(move |text| {
-                if let Some(meta) = of_processes.leading.get() {
+                // One that is about to lead, or leads no longer, says nothing of jobs: sums would count them twice.
+                if leads.leads()
+                    && let Some(meta) = of_processes.leading.get()
+                {
                     write_behind(meta, text);
                     write_jobs(meta, text);
                 }

@@ -96,7 +96,7 @@ fn inode_of(port: u16) -> Option<String> {
     let own = format!(":{port:04X} ");
     let is_own = |line: &&str| {
         line.find(&own)
-            .is_some_and(|at| line[at + own.len()..].as_bytes().get(14..16) == Some(b"01"))
+            .is_some_and(|at| line.as_bytes()[at + own.len()..].get(14..16) == Some(b"01"))
     };
     let row = table.lines().skip(1).find(is_own)?;
     row.split_whitespace().nth(9).map(str::to_owned)
