@@ -252,34 +252,17 @@ fn offset_of(recent: &VecDeque<i64>) -> Option<ClockOffset> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicI64, Ordering};
+    use std::sync::atomic::Ordering;
 
     use millrace_common::{Env, SystemEnv};
 
     use super::*;
+    use crate::tests::clock::SetForward;
 
     const MAX: Duration = Duration::from_secs(2);
 
-    /// The machine's clock, set forward.
-    #[derive(Default)]
-    struct Set(AtomicI64);
-
-    impl Env for Set {
-        fn now_ms(&self) -> u64 {
-            SystemEnv.now_ms().saturating_add_signed(self.0.load(Ordering::Relaxed))
-        }
-
-        fn since_boot(&self) -> Duration {
-            SystemEnv.since_boot()
-        }
-
-        fn random(&self) -> u64 {
-            SystemEnv.random()
-        }
-    }
-
-    fn guard() -> (Arc<Set>, ClockGuard) {
-        let clock = Arc::<Set>::default();
+    fn guard() -> (Arc<SetForward>, ClockGuard) {
+        let clock = Arc::<SetForward>::default();
         let env = EnvHandle::from(Arc::clone(&clock) as Arc<dyn Env>);
         (clock, ClockGuard::new(env, Some(MAX)))
     }

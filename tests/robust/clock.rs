@@ -13,9 +13,9 @@ use crate::node::{Node, NodeOptions, one, run};
 
 /// The machine's clock, which the store has, set forward by so many milliseconds.
 #[derive(Default)]
-struct Set(AtomicI64);
+pub struct SetForward(pub AtomicI64);
 
-impl Env for Set {
+impl Env for SetForward {
     fn now_ms(&self) -> u64 {
         SystemEnv.now_ms().saturating_add_signed(self.0.load(Ordering::Relaxed))
     }
@@ -29,7 +29,7 @@ impl Env for Set {
     }
 }
 
-fn options(clock: &Arc<Set>) -> NodeOptions {
+fn options(clock: &Arc<SetForward>) -> NodeOptions {
     NodeOptions {
         env: EnvHandle::from(Arc::clone(clock) as Arc<dyn Env>),
         max_clock_skew: Some(Duration::from_secs(2)),
@@ -65,7 +65,7 @@ async fn refused(client: &Client, sql: &str) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_whose_clock_was_set_refuses_statements_until_it_is_right() {
-    let clock = Arc::<Set>::default();
+    let clock = Arc::<SetForward>::default();
     let node = Node::start(&options(&clock)).await;
     let client = node
         .run(
@@ -99,7 +99,7 @@ async fn a_server_whose_clock_was_set_refuses_statements_until_it_is_right() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_does_not_start_with_a_wrong_clock() {
-    let clock = Arc::<Set>::default();
+    let clock = Arc::<SetForward>::default();
     clock.0.store(-10_000, Ordering::Relaxed);
     let error = Node::try_start(&options(&clock)).await.err().expect("it does not start");
     let error = error.to_string();

@@ -1,11 +1,11 @@
 //! What is told of work under way: the progress of a creation, signs of life of a subscription, names in the log.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
-use millrace_common::{Env, EnvHandle, SystemEnv};
+use millrace_common::{Env, EnvHandle};
 use millrace_sqllogictest::suite;
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
@@ -13,6 +13,7 @@ use object_store::memory::InMemory;
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, Client, NoTls};
 
+use crate::clock::SetForward;
 use crate::node::{Node, NodeOptions, one, run};
 
 /// A connection and the messages of the notices that come over it.
@@ -119,27 +120,9 @@ async fn a_view_that_waits_for_another_names_it() {
     assert_eq!(one(&client, "SELECT n FROM w").await, "20000");
 }
 
-/// The machine's clock, set forward.
-#[derive(Default)]
-struct SetForward(AtomicU64);
-
-impl Env for SetForward {
-    fn now_ms(&self) -> u64 {
-        SystemEnv.now_ms() + self.0.load(Ordering::Relaxed)
-    }
-
-    fn since_boot(&self) -> Duration {
-        SystemEnv.since_boot()
-    }
-
-    fn random(&self) -> u64 {
-        SystemEnv.random()
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_was_set_back_is_told_of_views_that_follow_it() {
-    const HOUR_MS: u64 = 3_600_000;
+    const HOUR_MS: i64 = 3_600_000;
     let clock = Arc::new(SetForward::default());
     let options = NodeOptions {
         env: EnvHandle::from(Arc::clone(&clock) as Arc<dyn Env>),

@@ -17,9 +17,9 @@ use crate::options::MetaOptions;
 
 /// The machine's clock, as the store has it, set forward by so many milliseconds.
 #[derive(Default)]
-struct Set(AtomicI64);
+pub struct SetForward(pub AtomicI64);
 
-impl Env for Set {
+impl Env for SetForward {
     fn now_ms(&self) -> u64 {
         SystemEnv.now_ms().saturating_add_signed(self.0.load(Ordering::Relaxed))
     }
@@ -33,7 +33,7 @@ impl Env for Set {
     }
 }
 
-fn options(store: &Arc<InMemory>, clock: &Arc<Set>) -> MetaOptions {
+fn options(store: &Arc<InMemory>, clock: &Arc<SetForward>) -> MetaOptions {
     MetaOptions {
         env: EnvHandle::from(Arc::clone(clock) as Arc<dyn Env>),
         max_clock_skew: Some(Duration::from_secs(2)),
@@ -53,7 +53,7 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn no_lead_is_taken_with_a_wrong_clock() {
-    let (store, clock) = (Arc::new(InMemory::new()), Arc::<Set>::default());
+    let (store, clock) = (Arc::new(InMemory::new()), Arc::<SetForward>::default());
     for (ms, way) in [(9_000, "ahead of"), (-9_000, "behind")] {
         clock.0.store(ms, Ordering::Relaxed);
         let error = Meta::open(options(&store, &clock)).await.map(drop).unwrap_err();
@@ -73,7 +73,7 @@ async fn no_lead_is_taken_with_a_wrong_clock() {
 
 #[tokio::test]
 async fn a_leader_whose_clock_was_set_refuses_until_it_is_right() {
-    let (store, clock) = (Arc::new(InMemory::new()), Arc::<Set>::default());
+    let (store, clock) = (Arc::new(InMemory::new()), Arc::<SetForward>::default());
     let meta = Meta::open(options(&store, &clock)).await.unwrap();
     let fake = Arc::<Fake>::default();
     fake.attach(&meta);

@@ -2,7 +2,7 @@
 
 mod backlog;
 mod claims;
-mod clock;
+pub mod clock;
 mod cluster;
 mod commit_numbers;
 mod detach;
