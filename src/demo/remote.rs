@@ -195,7 +195,9 @@ mod tests {
         assert_eq!(config.get_password(), Some(&b"secret"[..]));
         let config = parse("host=h port=9 user=u").unwrap();
         assert_eq!((config.get_user(), config.get_dbname()), (Some("u"), Some("dev")));
-        let error = parse("db:no-port").unwrap_err();
-        assert!(error.contains("db:no-port"), "{error}");
+        // It names the mistake, and not the address: that may hold a password.
+        let error = parse("me:secret@db:no-port").unwrap_err();
+        assert!(error.contains("HOST:PORT") && error.contains("port"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
     }
 }
