@@ -187,23 +187,20 @@ impl Walker<'_> {
     }
 
     /// Goes on on each side of a join that the key can be computed from. A side whose rows bring it only with what they
-    /// meet is an end: if neither side brings it alone, or if a row meets at most one.
+    /// meet is an end, also where the other side brings it alone: its rows may be there before.
     fn join(&mut self, at: NodeId, node: &Node, join: &Join, wanted: &Wanted, above: &Trail) {
         let nodes = &self.graph.fragments[at.0].nodes;
         let alone = [0, 1]
             .map(|side| wanted.over(&|c| join_column(join, nodes, node, side, c).map(placeholder)));
-        let is_known = alone.each_ref().map(Option::is_some);
-        let sides = [&join.left, &join.right];
         for (side, alone) in alone.into_iter().enumerate() {
             let Some(&below) = node.inputs.get(side) else { continue };
             let above = above.turned(side);
             match alone {
                 Some(wanted) => self.visit((at.0, below), wanted, above),
-                None if !is_known[1 - side] || sides[1 - side].state.unique_per_key => {
+                None => {
                     let column = |c: usize| pair_column(join, c);
                     self.end(End::Join(at, side), wanted, &join.residual, above, column);
                 }
-                None => {}
             }
         }
     }

@@ -240,13 +240,15 @@ fn over_join(kind: JoinKind, group: &[usize]) -> Vec<String> {
 
 #[test]
 fn a_key_passes_through_the_side_of_a_join_that_it_comes_from() {
-    let left = ["4.0 of 0: key (b@1)"];
-    assert_eq!(over_join(JoinKind::Inner, &[1]), left);
-    assert_eq!(over_join(JoinKind::LeftOuter, &[1]), left);
-    assert_eq!(over_join(JoinKind::LeftAnti, &[1]), left);
-    let right = ["4.0 of 1: Project y@1; Filter y@0 > 5; key (y@0)"];
-    assert_eq!(over_join(JoinKind::Inner, &[3]), right);
-    assert_eq!(over_join(JoinKind::RightSemi, &[1]), right);
+    let left = "4.0 of 0: key (b@1)";
+    // Rows of the other side bring it with the rows that they meet.
+    let met = "4.0 of 1: after 1; key (b@0)";
+    assert_eq!(over_join(JoinKind::Inner, &[1]), [left, met]);
+    assert_eq!(over_join(JoinKind::LeftOuter, &[1]), [left, met]);
+    assert_eq!(over_join(JoinKind::LeftAnti, &[1]), [left]);
+    let right = "4.0 of 1: Project y@1; Filter y@0 > 5; key (y@0)";
+    assert_eq!(over_join(JoinKind::Inner, &[3]), [right, "4.0 of 0: after 0; key (y@0)"]);
+    assert_eq!(over_join(JoinKind::RightSemi, &[1]), [right]);
     // Of neither side.
     assert!(over_join(JoinKind::LeftMark, &[2]).is_empty());
 }
@@ -264,9 +266,10 @@ fn the_columns_that_are_joined_are_known_on_both_sides() {
     ] {
         assert_eq!(over_join(kind, &[column]), both, "{kind:?}");
     }
-    // The other column decides the side.
-    let left = ["4.0 of 0: key (a@0, b@1) vnode (a@0)"];
-    assert_eq!(over_join(JoinKind::Inner, &[2, 1]), left);
+    // The other column decides the side that knows the key alone.
+    let left = "4.0 of 0: key (a@0, b@1) vnode (a@0)";
+    let right = "4.0 of 1: after 1; key (x@0, b@1) vnode (x@0)";
+    assert_eq!(over_join(JoinKind::Inner, &[2, 1]), [left, right]);
 }
 
 #[test]
@@ -279,7 +282,7 @@ fn a_join_may_select_columns() {
     let Operator::Join(join) = &mut plan.nodes[joined].op else { panic!("a join") };
     join.output = vec![3, 1];
     let counted = plan.group(joined, &[1]);
-    assert_eq!(plan.found_at(counted), ["3.0 of 0: key (b@1)"]);
+    assert_eq!(plan.found_at(counted), ["3.0 of 0: key (b@1)", "3.0 of 1: after 1; key (b@0)"]);
 }
 
 #[test]
@@ -288,7 +291,7 @@ fn columns_of_different_types_are_not_taken_for_each_other() {
     let (left, right) = (plan.leaf("a"), plan.leaf_of(vec![time("t"), bigint("y")]));
     let joined = plan.join([left, right], JoinKind::Inner, [&[0], &[0]]);
     let counted = plan.group(joined, &[1]);
-    assert_eq!(plan.found_at(counted), ["3.0 of 1: key (t@0)"]);
+    assert_eq!(plan.found_at(counted), ["3.0 of 1: key (t@0)", "3.0 of 0: after 0; key (t@0)"]);
 }
 
 #[test]
