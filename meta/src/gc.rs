@@ -18,6 +18,7 @@ use millrace_storage::given_up::GivenUp;
 use object_store::path::Path;
 use tracing::{info, warn};
 
+use crate::backup::files::BackupFiles;
 use crate::detach;
 use crate::error::MetaError;
 use crate::fold::position;
@@ -51,6 +52,7 @@ pub struct Collector {
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// What this process has written for nothing.
     pub given_up: Arc<GivenUp>,
+    pub backup_files: Arc<BackupFiles>,
     pub options: GcOptions,
 }
 
@@ -91,11 +93,12 @@ impl Collector {
         let mut undeleted = Vec::new();
         let mut dropped = Dropped::default();
         let mut swept = self.try_sweep(&mut undeleted).await;
+        let mut backed_up = self.settle_backups().await;
         // Jobs with versions above their horizon: at first perhaps all.
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            if swept == self.fenced() && undeleted.is_empty() {
+            if swept == self.fenced() && undeleted.is_empty() && backed_up {
                 self.news(dropped.is_waiting(), ended).await;
             }
             self.pause(ended).await;
@@ -103,6 +106,7 @@ impl Collector {
             if swept != self.fenced() {
                 swept = self.try_sweep(&mut undeleted).await;
             }
+            backed_up = self.settle_backups().await;
             // First: what is detached holds no horizon.
             if let Err(error) = detach::enforce(&self.shared).await {
                 warn!(%error, "late jobs were not detached this time");
@@ -118,6 +122,15 @@ impl Collector {
             self.shared.collection.end(round);
             ended = round;
         }
+    }
+
+    /// Whether all backups have their states, and no others are there.
+    async fn settle_backups(&self) -> bool {
+        let settled = self.backup_files.settle().await;
+        let tell = |error: &MetaError| {
+            warn!(%error, "the states of backups were not written or deleted this time");
+        };
+        settled.inspect_err(tell).is_ok()
     }
 
     /// Between two rounds; none if somebody has asked for another than the one that has ended.
@@ -189,7 +202,10 @@ impl Collector {
             let state = self.shared.state.read();
             let all_applied = |number| self.shared.applied.all_applied(number);
             let applied = dropped.look(state.number, state.epoch, all_applied);
-            state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))))
+            let mut garbage =
+                state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))));
+            garbage.retain(|name| !state.backups.hold(name));
+            garbage
         };
         garbage.retain(|name| !(self.pinned)(name) && !self.shared.members.pins(name));
         self.delete(garbage, undeleted).await

@@ -18,6 +18,7 @@
 pub mod advisory;
 pub mod backlog;
 pub mod backup;
+
 pub mod catalog;
 pub mod clock;
 pub mod cluster;

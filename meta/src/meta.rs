@@ -18,6 +18,7 @@ use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::backup::files::BackupFiles;
 use crate::catalog::Catalog;
 use crate::clock::{ClockGuard, ClockSkew, watch_clock};
 use crate::cluster::{self, Cluster, Connect};
@@ -68,6 +69,7 @@ pub struct Meta {
     table_reads: ReadsOfTable,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     given_up: Arc<GivenUp>,
+    pub(crate) backup_files: Arc<BackupFiles>,
     gc: GcOptions,
     rewrite: RewriteOptions,
     /// Of a leader whose jobs run on other processes; set when it starts.
@@ -161,6 +163,7 @@ impl Meta {
         let (table_class, pinned) = (options.table_class, options.pinned);
         let table_reads = options.table_reads;
         let (gc, rewrite) = (options.gc, options.rewrite);
+        let backup_files = Arc::new(BackupFiles::new(Arc::clone(&shared), store.clone()));
         let meta = Arc::new(Meta {
             shared,
             store,
@@ -171,6 +174,7 @@ impl Meta {
             table_reads,
             pinned,
             given_up,
+            backup_files,
             gc,
             rewrite,
             cluster: OnceLock::new(),
@@ -285,6 +289,7 @@ impl Meta {
             incarnation: self.incarnation,
             pinned: Arc::clone(&self.pinned),
             given_up: Arc::clone(&self.given_up),
+            backup_files: Arc::clone(&self.backup_files),
             options: self.gc,
         };
         let scheduler = Scheduler::new(
@@ -423,7 +428,7 @@ impl Meta {
         self.apply(Entry::SetUser(entry)).await
     }
 
-    async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
+    pub(crate) async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
         self.append(entry).await?.map(drop).map_err(SqlError::from)
     }
 
