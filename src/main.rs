@@ -178,8 +178,9 @@ fn begin_log(level: &str, format: LogFormat) {
 fn run_ctl(options: CtlOptions) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
-    say(&runtime.block_on(ctl::run(options))?);
-    Ok(())
+    let told = runtime.block_on(ctl::run(options))?;
+    say(&told.text);
+    told.trouble.map_or(Ok(()), Err)
 }
 
 /// `millrace backup` and `restore`.

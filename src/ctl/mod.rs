@@ -113,10 +113,25 @@ enum LeaderCommand {
     Backup(BackupCommand),
 }
 
+/// What a command prints.
+pub struct Told {
+    pub text: String,
+    /// What went wrong all the same, in sentences: the command has not done all that it should.
+    pub trouble: Option<String>,
+}
+
+impl From<String> for Told {
+    fn from(text: String) -> Told {
+        Told { text, trouble: None }
+    }
+}
+
 /// Runs one command; what it prints. An error is a sentence.
-pub async fn run(options: CtlOptions) -> Result<String, String> {
+pub async fn run(options: CtlOptions) -> Result<Told, String> {
     let command = match &options.command {
-        CtlCommand::Restore(restore) => return backup::restore(restore, options.json).await,
+        CtlCommand::Restore(restore) => {
+            return backup::restore(restore, options.json).await.map(Told::from);
+        }
         CtlCommand::Leader(command) => command,
     };
     let connection = Connection::open(&options).await?;
@@ -132,23 +147,27 @@ pub async fn run(options: CtlOptions) -> Result<String, String> {
         LeaderCommand::Collection { run } => {
             let (overview, report) =
                 (ask(leader.overview().await)?, ask(leader.collection(*run).await)?);
-            return Ok(collection::shown(&overview, &report, options.json));
+            let text = collection::shown(&overview, &report, options.json);
+            let trouble = (*run && !report.troubles.is_empty()).then(|| report.troubles.join("\n"));
+            return Ok(Told { text, trouble });
         }
-        LeaderCommand::Backup(command) => return backup::run(leader, command, options.json).await,
+        LeaderCommand::Backup(command) => {
+            return backup::run(leader, command, options.json).await.map(Told::from);
+        }
         LeaderCommand::Move { job, worker } => {
             let overview = ask(leader.overview().await)?;
             let (job, worker) = (job_of(&overview, job)?, worker_of(&overview, worker)?);
             let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker)).await)?;
-            return Ok(moved(&overview, job, worker, &placed, options.json));
+            return Ok(moved(&overview, job, worker, &placed, options.json).into());
         }
         LeaderCommand::Drain { worker, undo } => {
             let overview = ask(leader.overview().await)?;
             let worker = worker_of(&overview, worker)?;
             let placed = ask(leader.drain(incarnation(worker), *undo).await)?;
-            return Ok(drained(&overview, worker, *undo, &placed, options.json));
+            return Ok(drained(&overview, worker, *undo, &placed, options.json).into());
         }
     };
-    Ok(if options.json { listing.json() } else { listing.table() })
+    Ok(if options.json { listing.json() } else { listing.table() }.into())
 }
 
 fn ask<T>(answer: Result<T, CallError>) -> Result<T, String> {
