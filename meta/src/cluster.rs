@@ -81,7 +81,10 @@ impl Cluster {
             shared: Arc::clone(shared),
             log,
             connect,
-            compactors: Arc::new(Compactors::new(Arc::clone(&computes))),
+            compactors: Arc::new(Compactors::new(
+                Arc::clone(&computes),
+                Arc::clone(&shared.compactions),
+            )),
             computes,
             turn: tokio::sync::Mutex::default(),
             known: Mutex::default(),

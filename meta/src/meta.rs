@@ -10,6 +10,7 @@ use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
     FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
+use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId, VersionEdit};
 use millrace_storage::given_up::GivenUp;
@@ -58,6 +59,9 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 /// A setting of the log that SQL neither shows nor sets.
 const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 
+/// What a process has in its caches and asks of the store, now.
+pub type UsageOf = Box<dyn Fn() -> ProcessUsage + Send + Sync>;
+
 /// Leads one object store, until dropped or deposed.
 pub struct Meta {
     pub(crate) shared: Arc<Shared>,
@@ -74,6 +78,8 @@ pub struct Meta {
     rewrite: RewriteOptions,
     /// Of a leader whose jobs run on other processes; set when it starts.
     pub(crate) cluster: OnceLock<Arc<Cluster>>,
+    /// Of this process.
+    usage: OnceLock<UsageOf>,
 }
 
 impl Meta {
@@ -178,6 +184,7 @@ impl Meta {
             gc,
             rewrite,
             cluster: OnceLock::new(),
+            usage: OnceLock::new(),
         });
         if let Some(opened) = options.opened {
             opened(&meta);
@@ -236,6 +243,23 @@ impl Meta {
             jobs: state.jobs_of(*incarnation),
         };
         state.processes.live().iter().map(status).collect()
+    }
+
+    /// Where this process's own caches and requests are told. Once; a second call changes nothing.
+    pub fn set_usage(&self, usage: UsageOf) {
+        let _ = self.usage.set(usage);
+    }
+
+    /// The caches and requests of this process, and of the others as each has told last.
+    pub fn usages(&self) -> Vec<ProcessUsage> {
+        let own = self.usage.get().map(|usage| usage());
+        let own = own.map(|usage| ProcessUsage { incarnation: self.incarnation, ..usage });
+        own.into_iter().chain(self.shared.members.usages()).collect()
+    }
+
+    /// Compactions that are under way, and jobs that wait for one.
+    pub fn compactions(&self) -> Vec<CompactionReport> {
+        self.shared.compactions.reports(self.shared.env.now())
     }
 
     /// Starts a driver for every job, from its committed version and stored graph. Returns when all have
