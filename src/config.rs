@@ -679,8 +679,19 @@ mod tests {
         for text in ["10.0.0.2:4571", "compute-1:1", "[::1]:65535"] {
             assert_eq!(advertised(text.into()).unwrap(), text);
         }
-        let nowhere =
-            [":4571", "", ":", "host", "host:", "host:0", "host:65536", "host:x", "0.0.0.0:4571", "[::]:4571", "[]:1"];
+        let nowhere = [
+            ":4571",
+            "",
+            ":",
+            "host",
+            "host:",
+            "host:0",
+            "host:65536",
+            "host:x",
+            "0.0.0.0:4571",
+            "[::]:4571",
+            "[]:1",
+        ];
         for text in nowhere {
             let given = Options { advertise: Some(text.into()), ..Options::default() };
             let error = given.resolve().unwrap_err().to_string();

@@ -187,8 +187,7 @@ fn run_ctl(options: CtlOptions) -> Result<(), String> {
 fn copy(from: &str, to: &str, purpose: Purpose) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
-    let copied =
-        runtime.block_on(millrace::copy::copy(from, to, Which::Newest, purpose))?;
+    let copied = runtime.block_on(millrace::copy::copy(from, to, Which::Newest, purpose))?;
     say(&millrace::copy::told(&copied));
     Ok(())
 }

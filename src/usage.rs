@@ -30,7 +30,7 @@ impl UsageSource {
         let mut all = Vec::new();
         if let Some(store) = &self.store {
             let c = store.cache().stats();
-            let counted = |cache, bytes, limit_bytes, hits, misses| CacheUsage {
+            let counted = |cache: &str, bytes, limit_bytes, hits, misses| CacheUsage {
                 cache: String::from(cache),
                 bytes,
                 limit_bytes,
@@ -49,7 +49,7 @@ impl UsageSource {
         if let Some(worker) = &self.worker {
             let governor = worker.governor();
             // They take what is free of the memory of the process.
-            let shared = |cache, class| CacheUsage {
+            let shared = |cache: &str, class| CacheUsage {
                 cache: String::from(cache),
                 bytes: governor.used_by(class) as u64,
                 limit_bytes: governor.limit() as u64,

@@ -60,7 +60,10 @@ impl Computes {
         let Some(service) = self.get(incarnation) else { return false };
         let asked = service.apply_records(StreamMessage::default());
         // What it says of the stream does not matter.
-        matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(_) | Err(StreamError::Gap { .. })))
+        matches!(
+            tokio::time::timeout(ANSWER, asked).await,
+            Ok(Ok(_) | Err(StreamError::Gap { .. }))
+        )
     }
 
     /// The process that the log has placed a job on; 0: none.

@@ -89,11 +89,7 @@ struct Troubles(Vec<String>);
 
 impl Troubles {
     /// `None`: it failed, which is told.
-    fn note<T, E: std::fmt::Display>(
-        &mut self,
-        what: &str,
-        result: Result<T, E>,
-    ) -> Option<T> {
+    fn note<T, E: std::fmt::Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
         let tell = |error: &E| {
             warn!(%error, "{what}");
             self.0.push(format!("{what}: {error}"));
@@ -165,11 +161,7 @@ impl Collector {
     }
 
     /// How many incarnations were fenced, if it has come to its end.
-    async fn try_sweep(
-        &self,
-        undeleted: &mut Vec<Path>,
-        troubles: &mut Troubles,
-    ) -> Option<u64> {
+    async fn try_sweep(&self, undeleted: &mut Vec<Path>, troubles: &mut Troubles) -> Option<u64> {
         let fenced = self.fenced();
         let swept = self.sweep(undeleted).await;
         troubles.note("objects of fenced processes were not swept this time", swept).and(fenced)

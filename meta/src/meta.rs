@@ -6,11 +6,11 @@ use std::time::Duration;
 use millrace_common::task::spawn;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
     FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
-use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId, VersionEdit};
 use millrace_storage::given_up::GivenUp;

@@ -9,8 +9,8 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::JobReport;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::operator::{
-    BackupList, BackupOverview, ClusterOverview, CollectionReport, JobOverview, JobVersions, LevelOverview, OperatorService,
-    PlacedJobs, VersionOverview, WorkerOverview,
+    BackupList, BackupOverview, ClusterOverview, CollectionReport, JobOverview, JobVersions,
+    LevelOverview, OperatorService, PlacedJobs, VersionOverview, WorkerOverview,
 };
 use millrace_rpc::version::JobVersion;
 

@@ -5,8 +5,8 @@ use millrace_common::JobId;
 
 use crate::call_error::CallError;
 pub use crate::proto::{
-    BackupList, BackupOverview, ClusterOverview, CollectionHolder, CollectionReport, JobOverview, JobVersions, LevelOverview,
-    PlacedJobs, VersionOverview, WorkerOverview,
+    BackupList, BackupOverview, ClusterOverview, CollectionHolder, CollectionReport, JobOverview,
+    JobVersions, LevelOverview, PlacedJobs, VersionOverview, WorkerOverview,
 };
 
 /// Served by the leader. A change is in the log when it is answered.

@@ -111,8 +111,7 @@ fn object(backup: &BackupOverview) -> Value {
 }
 
 fn listed(list: &BackupList) -> Listing {
-    let columns =
-        ["name", "record", "made", "age_ms", "state", "objects", "bytes", "kept_objects"];
+    let columns = ["name", "record", "made", "age_ms", "state", "objects", "bytes", "kept_objects"];
     let mut listing = Listing::new(&columns);
     for backup in &list.backups {
         listing.add([

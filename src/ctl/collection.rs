@@ -10,7 +10,8 @@ use super::incarnation;
 use super::listing::Listing;
 
 pub fn shown(overview: &ClusterOverview, report: &CollectionReport, as_json: bool) -> String {
-    let columns = ["worker", "role", "address", "objects", "records_behind", "reads_from_ms", "heartbeat_ms"];
+    let columns =
+        ["worker", "role", "address", "objects", "records_behind", "reads_from_ms", "heartbeat_ms"];
     let mut holders = Listing::new(&columns);
     for holder in &report.holders {
         let worker = overview.workers.iter().find(|w| incarnation(w) == holder.worker);

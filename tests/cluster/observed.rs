@@ -102,14 +102,21 @@ async fn what_processes_are_busy_with_is_told() {
     let mut cluster = Cluster::start(dir.path()).await;
     let client = cluster.connect("frontend1").await;
     run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, v text)").await;
-    let view = "CREATE MATERIALIZED VIEW v AS SELECT id % 10 AS k, count(*) AS n FROM t GROUP BY id % 10";
+    let view =
+        "CREATE MATERIALIZED VIEW v AS SELECT id % 10 AS k, count(*) AS n FROM t GROUP BY id % 10";
     run(&client, view).await;
     // By now the process has told of both.
-    let tasks = "SELECT count(*) FROM millrace_catalog.tasks WHERE state = 'running' AND relation_name =";
+    let tasks =
+        "SELECT count(*) FROM millrace_catalog.tasks WHERE state = 'running' AND relation_name =";
     await_true(&client, &format!("{tasks} 't'")).await;
     await_true(&client, &format!("{tasks} 'v' AND last_vnode = 127")).await;
 
-    for (role, cache) in [("compute", "state"), ("compute", "blocks"), ("compactor", "blocks"), ("frontend", "indexes")] {
+    for (role, cache) in [
+        ("compute", "state"),
+        ("compute", "blocks"),
+        ("compactor", "blocks"),
+        ("frontend", "indexes"),
+    ] {
         let of = format!(
             "SELECT count(*) FROM millrace_catalog.caches AS c JOIN millrace_catalog.workers AS w ON w.incarnation = c.worker
              WHERE w.roles = ARRAY['{role}'] AND c.cache = '{cache}'"

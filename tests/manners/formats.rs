@@ -15,6 +15,8 @@ use tokio_postgres::Client;
 const BINARY: &str = env!("CARGO_BIN_EXE_millrace");
 /// Of the log, at the head of each record and snapshot that this build writes.
 const FORMAT: u32 = 2;
+/// Of the stores that there are. That of a format is written by the last build of it.
+const GOLDEN: [u32; 1] = [1];
 
 /// Files by their path below a directory.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -190,7 +192,7 @@ async fn make_golden_store() {
 
 #[tokio::test]
 async fn stores_of_earlier_builds_are_opened_and_go_on() {
-    for format in 1..=FORMAT {
+    for format in GOLDEN {
         opens_and_goes_on(format).await;
     }
 }
@@ -230,7 +232,8 @@ async fn opens_and_goes_on(format: u32) {
 fn demand_newer_build(store: &Path) -> String {
     let mut records = files(store).into_iter().filter(|(name, _)| name.starts_with("meta/log/"));
     let (name, mut bytes) = records.next_back().expect("there are records");
-    assert_eq!(bytes[..4], FORMAT.to_be_bytes(), "a file of its own for each format");
+    let needed = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    assert!(needed <= FORMAT, "this build has not written it");
     bytes[..4].copy_from_slice(&(FORMAT + 1).to_be_bytes());
     std::fs::write(store.join(&name), bytes).expect("the record");
     name
@@ -240,7 +243,7 @@ fn demand_newer_build(store: &Path) -> String {
 async fn a_store_of_a_newer_build_is_refused_by_every_process_and_unchanged() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let store = dir.path().join("store");
-    unpack(&std::fs::read(golden_path(FORMAT)).expect("the golden file"), &store);
+    unpack(&std::fs::read(golden_path(GOLDEN[0])).expect("the golden file"), &store);
     let head = demand_newer_build(&store);
     let before = files(&store);
     let cluster: &[&str] = &["--listen=127.0.0.1:0", "--http=off", "--meta=127.0.0.1:9"];

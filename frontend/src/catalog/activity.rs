@@ -1,4 +1,5 @@
-//! `millrace_catalog.tasks`, `compactions`, `caches` and `requests`: what processes are busy with, as each has told last.
+//! `millrace_catalog.tasks`, `compactions`, `caches` and `requests`: what processes are busy with, as each has told
+//! last.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! Copies of a store: one version of everything, taken while a server goes on.
 //!
 //! A version is what the log says up to one record. Its objects are copied first and its snapshot last: a copy
-//! that was cut off has no snapshot, holds no database, and can be begun again; what it has left behind says what it is a
-//! copy of. Of the newest version a server that runs may collect objects meanwhile. Then the log is read again and
+//! that was cut off has no snapshot, holds no database, and can be begun again; what it has left behind says what it is
+//! a copy of. Of the newest version a server that runs may collect objects meanwhile. Then the log is read again and
 //! what its newer version names is copied too, until nothing of a version was missing; each round copies only what is
 //! new. What a named backup names stays.
 

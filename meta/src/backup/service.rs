@@ -99,7 +99,10 @@ fn kept(state: &MetaState, backup: &Backup) -> u64 {
 fn check_name(name: String) -> Result<String, SqlError> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let is_number = name.chars().all(|c| c.is_ascii_digit());
-    if name.len() > MOST_LETTERS || is_number || !name.chars().all(is_plain) || name.starts_with('-')
+    if name.len() > MOST_LETTERS
+        || is_number
+        || !name.chars().all(is_plain)
+        || name.starts_with('-')
     {
         return Err(SqlError::new(
             SqlState::INVALID_PARAMETER_VALUE,

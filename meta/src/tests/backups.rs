@@ -14,7 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::fake::Cluster;
 use super::fold::object;
-use super::{relation, table, view};
+use super::{relation, view};
 use crate::backup::copy::{Copied, Purpose, Which, copy};
 use crate::backup::files::BackupFiles;
 use crate::log::LogStore;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
-    CreateBackup, CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, FenceProcess, GiveUp,
-    LogEntry, LogRecord, MoveParts, MovedPart, PlaceJobs, RaiseGenerations, RegisterProcess,
-    ReleaseBackup, SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill, decode_frame, encode_frame,
+    CreateBackup, CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, FenceProcess,
+    GiveUp, LogEntry, LogRecord, MoveParts, MovedPart, PlaceJobs, RaiseGenerations,
+    RegisterProcess, ReleaseBackup, SetSetting, Snapshot, SourceAdvance, SplitOffset,
+    StartBackfill, decode_frame, encode_frame,
 };
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{Flushed, JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};

@@ -424,7 +424,10 @@ mod tests {
         }
         assert_eq!(permits.len(), 7, "one slot is kept for others");
         let permit = demand(&scheduler, 2).await;
-        assert_eq!(scheduler.stats().classes[0], ClassStats { queued: 1_993, in_flight: 8, served: 0 });
+        assert_eq!(
+            scheduler.stats().classes[0],
+            ClassStats { queued: 1_993, in_flight: 8, served: 0 }
+        );
         drop(permit);
         drop(cold);
         drop(permits);
