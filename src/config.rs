@@ -1,5 +1,6 @@
 //! What a person can set about a process: flags, then environment, then the file, then defaults.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -379,6 +380,22 @@ const GIB: usize = 1 << 30;
 /// Below this nothing works well enough to be worth starting.
 const MIN_MEMORY: usize = 64_000_000;
 
+/// Where others reach a process: a host, and the port that they call.
+fn advertised(text: String) -> Result<String, ConfigError> {
+    let (host, port) = text.rsplit_once(':').unwrap_or_default();
+    let is_nowhere = |ip: IpAddr| ip.is_unspecified();
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let is_bad = host.is_empty() || host.parse().is_ok_and(is_nowhere);
+    match port.parse::<u16>() {
+        Ok(port) if port > 0 && !is_bad => Ok(text),
+        _ => Err(ConfigError::Invalid {
+            name: "--advertise",
+            value: text,
+            expected: "the host and the port at which other processes reach this one, as 10.0.0.2:4571",
+        }),
+    }
+}
+
 impl Options {
     /// How the log is written, which is needed before the rest. A config file that cannot be read is an error of
     /// [`Options::resolve`].
@@ -424,7 +441,7 @@ impl Options {
         let http = Http::from_option(given.http, &listen);
         Ok(Config {
             listen,
-            advertise: given.advertise,
+            advertise: given.advertise.map(advertised).transpose()?,
             take_over: given.take_over,
             max_clock_skew: Some(max_clock_skew),
             http,
@@ -655,6 +672,32 @@ mod tests {
         assert_eq!(duration("x", "250ms").unwrap(), Duration::from_millis(250));
         assert_eq!(duration("x", "1.5s").unwrap(), Duration::from_millis(1_500));
         assert!(duration("x", "-1s").is_err());
+    }
+
+    #[test]
+    fn what_nobody_can_call_is_not_advertised() {
+        for text in ["10.0.0.2:4571", "compute-1:1", "[::1]:65535"] {
+            assert_eq!(advertised(text.into()).unwrap(), text);
+        }
+        let nowhere = [
+            ":4571",
+            "",
+            ":",
+            "host",
+            "host:",
+            "host:0",
+            "host:65536",
+            "host:x",
+            "0.0.0.0:4571",
+            "[::]:4571",
+            "[]:1",
+        ];
+        for text in nowhere {
+            let given = Options { advertise: Some(text.into()), ..Options::default() };
+            let error = given.resolve().unwrap_err().to_string();
+            let value = format!("invalid value for --advertise: \"{text}\" (expected the host");
+            assert!(error.starts_with(&value), "{error}");
+        }
     }
 
     #[test]

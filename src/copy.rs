@@ -1,9 +1,9 @@
-//! `millrace backup` and `millrace restore`: a database from one store to another, by URL.
+//! `millrace backup`, `millrace restore` and `millrace ctl restore`: a database from one store to another, by URL.
 
 use std::sync::Arc;
 
 use millrace_common::SqlError;
-use millrace_meta::backup::{self, Copied};
+use millrace_meta::backup::copy::{self, Copied, Purpose, Which};
 use millrace_storage::StorageError;
 use millrace_storage::object::{local_directory, open_object_store};
 use object_store::ObjectStore;
@@ -11,7 +11,12 @@ use object_store::ObjectStore;
 use crate::standalone::described;
 
 /// Copies the database at `from` to `to`; an error reads as a sentence.
-pub async fn copy(from: &str, to: &str, takes_over: bool) -> Result<Copied, String> {
+pub async fn copy(
+    from: &str,
+    to: &str,
+    which: Which<'_>,
+    purpose: Purpose,
+) -> Result<Copied, String> {
     // Opening a local store would make a directory of a mistyped name.
     let directory = local_directory(from).map_err(|e| failed(from, &e))?;
     if let Some(directory) = directory
@@ -24,8 +29,23 @@ pub async fn copy(from: &str, to: &str, takes_over: bool) -> Result<Copied, Stri
         Err(e) => Err(failed(url, &e)),
     };
     let (source, target) = (open(from)?, open(to)?);
-    let copied = backup::copy(source, target, takes_over).await;
+    let copied = copy::copy(source, target, from, which, purpose).await;
     copied.map_err(|e| format!("cannot copy {from} to {to}: {}", described(&e)))
+}
+
+/// What was copied, in words.
+pub fn told(copied: &Copied) -> String {
+    let Copied { record, objects, bytes, paused_sinks } = copied;
+    let sinks = match paused_sinks {
+        0 => String::new(),
+        n => format!(
+            " Sinks that are paused, because the original may publish to their targets: {n}. ALTER SINK … RESUME has \
+             one go on."
+        ),
+    };
+    format!(
+        "Copied {objects} objects ({bytes} bytes): everything up to log record {record}.{sinks}"
+    )
 }
 
 fn failed(url: &str, error: &StorageError) -> String {

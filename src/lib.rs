@@ -18,6 +18,7 @@ mod predecessor;
 pub mod roles;
 pub mod runtimes;
 pub mod standalone;
+mod usage;
 
 pub use config::{Access, Config, ConfigError, Http, LogFormat, Options, Password, Tuning};
 pub use standalone::{Overrides, Standalone, StartError};

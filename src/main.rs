@@ -13,6 +13,7 @@ use millrace::roles::{
     RoleConfig,
 };
 use millrace::{LogFormat, Options, Overrides, Standalone};
+use millrace_meta::backup::copy::{Purpose, Which};
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -115,8 +116,8 @@ fn main() -> ExitCode {
         Some(Command::Compute(options)) => run_role(options, Role::Compute, &given),
         Some(Command::Compactor(options)) => run_role(options, Role::Compactor, &given),
         Some(Command::Demo(demo)) => run_demo(demo, &given),
-        Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, false),
-        Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, true),
+        Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, Purpose::Keep),
+        Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, Purpose::Run),
         Some(Command::Health(health)) => millrace::health::check(&health.http),
         Some(Command::Ctl(options)) => run_ctl(options),
         None => run(cli.options, serve),
@@ -177,19 +178,17 @@ fn begin_log(level: &str, format: LogFormat) {
 fn run_ctl(options: CtlOptions) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
-    say(&runtime.block_on(ctl::run(options))?);
-    Ok(())
+    let told = runtime.block_on(ctl::run(options))?;
+    say(&told.text);
+    told.trouble.map_or(Ok(()), Err)
 }
 
 /// `millrace backup` and `restore`.
-fn copy(from: &str, to: &str, takes_over: bool) -> Result<(), String> {
+fn copy(from: &str, to: &str, purpose: Purpose) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
-    let copied = runtime.block_on(millrace::copy::copy(from, to, takes_over))?;
-    let millrace_meta::backup::Copied { record, objects, bytes } = copied;
-    say(&format!(
-        "Copied {objects} objects ({bytes} bytes): everything up to log record {record}."
-    ));
+    let copied = runtime.block_on(millrace::copy::copy(from, to, Which::Newest, purpose))?;
+    say(&millrace::copy::told(&copied));
     Ok(())
 }
 

@@ -46,6 +46,7 @@ use crate::http;
 use crate::leadership::{Leadership, outwait_predecessors};
 use crate::listen::{bind, bind_http, is_local, limit_paths, load_tls};
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
+use crate::usage::UsageSource;
 
 /// The user that is always there.
 const ROOT: &str = "root";
@@ -193,6 +194,12 @@ impl Standalone {
         set_root_password(&config.access, &meta).await?;
         let own_secret = own_secret(&meta, trusting).await;
 
+        let usage = UsageSource {
+            store: Some(Arc::clone(&store)),
+            worker: Some(Arc::clone(&worker)),
+            requests: requests.clone(),
+        };
+        meta.set_usage(Box::new(move || usage.read()));
         let cluster =
             Arc::new(Direct::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
         let settings = FrontendConfig {

@@ -373,7 +373,16 @@ impl EpochLog {
 #[derive(Debug)]
 pub struct JobMetrics {
     pub operators: Vec<Arc<OperatorMetrics>>,
+    /// How many tasks each fragment has.
+    pub fragment_tasks: Vec<usize>,
     pub progress: Arc<Progress>,
+}
+
+impl JobMetrics {
+    /// Of a job without operators, with so many tasks.
+    pub fn plain(fragment_tasks: Vec<usize>, progress: Arc<Progress>) -> JobMetrics {
+        JobMetrics { operators: Vec::new(), fragment_tasks, progress }
+    }
 }
 
 /// Barriers of a job, newest last.
@@ -401,6 +410,8 @@ impl BarrierLog {
 /// A running job as EXPLAIN ANALYZE shows it.
 #[derive(Clone, Debug, Default)]
 pub struct JobStats {
+    /// How many tasks each fragment has.
+    pub fragment_tasks: Vec<usize>,
     pub operators: Vec<OperatorStats>,
     /// From the cut's request until its delta was durable, of the last barriers.
     pub barrier_micros: Vec<u64>,

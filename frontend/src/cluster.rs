@@ -28,6 +28,7 @@ use millrace_meta::report::SplitReport;
 use millrace_meta::state::{JobRecord, MetaState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::catalog_diff::differences;
+use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::log::{AlterRelation, ProcessRole, UserChange};
 use millrace_rpc::version::{JobVersion, StatementId};
 use tokio_util::sync::CancellationToken;
@@ -188,6 +189,8 @@ pub struct JobRow {
     /// Of a sink: changes its target has, and changes staged that it does not have yet.
     pub published: u64,
     pub staged: usize,
+    /// How many tasks each of its fragments has; none: it is not open on its process.
+    pub fragment_tasks: Vec<usize>,
 }
 
 impl TableRow {
@@ -436,6 +439,14 @@ pub trait Cluster: Send + Sync + 'static {
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError>;
     /// The processes that take part, by incarnation.
     fn processes(&self) -> Vec<ProcessRow>;
+    /// What processes have in their caches and ask of the object store, as each has told last.
+    fn usages(&self) -> Vec<ProcessUsage> {
+        Vec::new()
+    }
+    /// Compactions that are under way, and jobs that wait for one.
+    fn compactions(&self) -> Vec<CompactionReport> {
+        Vec::new()
+    }
     /// The newest version of each job, by relation.
     fn versions(&self) -> Vec<PlacedVersion>;
     /// Users that were created or changed, and their SCRAM verifiers (`None`: no password).

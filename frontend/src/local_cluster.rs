@@ -17,6 +17,7 @@ use millrace_executor::dml::{
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{Catalog, CreateOptions, JobStatus, Meta};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::StatementId;
@@ -165,6 +166,14 @@ impl Cluster for Direct {
 
     fn processes(&self) -> Vec<ProcessRow> {
         self.meta.processes().into_iter().map(process_row).collect()
+    }
+
+    fn usages(&self) -> Vec<ProcessUsage> {
+        self.meta.usages()
+    }
+
+    fn compactions(&self) -> Vec<CompactionReport> {
+        self.meta.compactions()
     }
 
     fn versions(&self) -> Vec<PlacedVersion> {

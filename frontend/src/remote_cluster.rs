@@ -23,7 +23,9 @@ use millrace_executor::error_sink::ErrorSink;
 use millrace_meta::LogFollower;
 use millrace_meta::settings::Settings;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::control::{JobReports, MetaControl, ProcessReport, SourceReport};
+use millrace_rpc::control::{
+    CompactionReport, JobReports, MetaControl, ProcessReport, ProcessUsage, SourceReport,
+};
 use millrace_rpc::log::{AlterRelation, UserChange};
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
@@ -76,15 +78,19 @@ struct Reports {
     jobs: Vec<JobRow>,
     sources: HashMap<u32, SourceReport>,
     processes: HashMap<u64, ProcessReport>,
+    usages: Vec<ProcessUsage>,
+    compactions: Vec<CompactionReport>,
 }
 
 impl From<JobReports> for Reports {
     fn from(reports: JobReports) -> Reports {
-        let JobReports { jobs, sources, processes } = reports;
+        let JobReports { jobs, sources, processes, usages, compactions } = reports;
         Reports {
             jobs: jobs.into_iter().map(job_row).collect(),
             sources: sources.into_iter().map(|s| (s.relation, s)).collect(),
             processes: processes.into_iter().map(|p| (p.incarnation, p)).collect(),
+            usages,
+            compactions,
         }
     }
 }
@@ -274,6 +280,14 @@ impl Cluster for RemoteCluster {
             })
             .collect()
         })
+    }
+
+    fn usages(&self) -> Vec<ProcessUsage> {
+        self.reports.lock().usages.clone()
+    }
+
+    fn compactions(&self) -> Vec<CompactionReport> {
+        self.reports.lock().compactions.clone()
     }
 
     fn versions(&self) -> Vec<PlacedVersion> {

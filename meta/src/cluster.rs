@@ -39,6 +39,8 @@ use crate::stream::Sender;
 const LOOK: Duration = Duration::from_secs(1);
 /// How often jobs are placed anew where the log has changed meanwhile; the next look goes on.
 const PLANS: usize = 4;
+/// A process that has told nothing for so long may be lost.
+pub const SILENT: Duration = Duration::from_secs(3);
 /// A look that comes later than this after the last one: this process itself has stood still.
 const LATE: Duration = Duration::from_secs(3);
 
@@ -79,7 +81,10 @@ impl Cluster {
             shared: Arc::clone(shared),
             log,
             connect,
-            compactors: Arc::new(Compactors::new(Arc::clone(&computes))),
+            compactors: Arc::new(Compactors::new(
+                Arc::clone(&computes),
+                Arc::clone(&shared.compactions),
+            )),
             computes,
             turn: tokio::sync::Mutex::default(),
             known: Mutex::default(),
@@ -189,7 +194,10 @@ impl Cluster {
     }
 
     /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.
+    /// Refused if that one does not answer.
     pub async fn move_job(&self, job: JobId, worker: u64) -> Result<Vec<u32>, CallError> {
+        check_worker(&self.shared.state.read(), worker)?;
+        self.check_answers(worker).await?;
         let _one = self.turn.lock().await;
         let jobs: Vec<u32> = {
             let state = self.shared.state.read();
@@ -216,7 +224,13 @@ impl Cluster {
 
     /// Takes a process's jobs away and gives it no others; `undo`: it takes jobs again. Returns the jobs that run elsewhere
     /// than before.
+    /// Refused if those that are to run jobs do not answer.
     pub async fn drain(&self, worker: u64, undo: bool) -> Result<Vec<u32>, CallError> {
+        check_worker(&self.shared.state.read(), worker)?;
+        match undo {
+            true => self.check_answers(worker).await?,
+            false => self.check_others_answer(worker).await?,
+        }
         let _one = self.turn.lock().await;
         let before = {
             let state = self.shared.state.read();
@@ -239,6 +253,37 @@ impl Cluster {
         let state = self.shared.state.read();
         let moved = |(id, process): &(&JobId, &u64)| before.get(*id).is_some_and(|b| b != *process);
         Ok(processes_of_jobs(&state).iter().filter(moved).map(|(id, _)| id.0).collect())
+    }
+
+    /// Jobs may be sent to this process by hand: it beats, and answers the leader.
+    async fn check_answers(&self, worker: u64) -> Result<(), SqlError> {
+        let silence = self.shared.members.heartbeat_age(worker, self.shared.env.now());
+        let is_silent = silence.is_none_or(|age| age > SILENT);
+        if !is_silent && self.computes.answers(worker).await {
+            return Ok(());
+        }
+        let message = format!("process {worker} does not answer: no jobs are sent there");
+        Err(not_now(message).with_hint(
+            "If it is lost, it is fenced within seconds, and its jobs run elsewhere. millrace ctl workers shows how it is.",
+        ))
+    }
+
+    /// The jobs of a process that is drained go to one that answers.
+    async fn check_others_answer(&self, worker: u64) -> Result<(), SqlError> {
+        let others: Vec<u64> = {
+            let state = self.shared.state.read();
+            let takers = placement::takers(&state, &self.computes.incarnations());
+            takers.into_iter().filter(|other| *other != worker).collect()
+        };
+        let mut refused = Ok(());
+        for other in others {
+            refused = self.check_answers(other).await;
+            if refused.is_ok() {
+                return refused;
+            }
+        }
+        // Without any other it is the only one, which is said elsewhere.
+        refused
     }
 
     /// Fences processes, for good: what runs on them is placed on others, if there are any.

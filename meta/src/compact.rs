@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tracing::{debug, warn};
 
+use crate::compaction_board::Merge;
 use crate::compaction_queue::Candidates;
 use crate::gc::{before, horizon};
 use crate::shared::{Services, Shared};
@@ -104,8 +105,10 @@ impl Scheduler {
     }
 
     fn score(&mut self, job: JobId) {
-        let score = self.pick(job).map(|(picked, _)| picked.score);
-        self.candidates.set(job, score, self.shared.env.now());
+        let (picked, now) = (self.pick(job), self.shared.env.now());
+        let merge = |(p, _): &(Pick, Generation)| Merge::of(job, &p.inputs, p.target_level);
+        self.shared.compactions.queue(job, picked.as_ref().map(merge), now);
+        self.candidates.set(job, picked.map(|(picked, _)| picked.score), now);
     }
 
     /// The most useful rewriting of a job's runs, if any is worth it.
@@ -127,6 +130,7 @@ impl Scheduler {
     fn next(&mut self) -> Option<(CompactionTask, Generation)> {
         loop {
             let job = self.candidates.take_best(self.shared.env.now())?;
+            self.shared.compactions.queue(job, None, self.shared.env.now());
             let Some((picked, generation)) = self.pick(job) else { continue };
             let Pick { inputs, target_level, bottom, .. } = picked;
             let now_ms = self.shared.env.now_ms();
@@ -138,10 +142,15 @@ impl Scheduler {
                 (relation.as_ref().clone(), horizon(&state, job, limit, now_ms, &written))
             };
             self.busy.lock().extend(inputs.iter().map(|r| r.run_id));
-            // Another table of the job may be worth it too.
-            self.score(job);
             let task_id = self.next_task;
             self.next_task += 1;
+            let merge = Merge::of(job, &inputs, target_level);
+            // In a cluster it is known when somebody has been chosen.
+            let is_alone = self.shared.is_alone.get() == Some(&true);
+            let own = self.shared.incarnation.get().filter(|_| is_alone).copied().unwrap_or(0);
+            self.shared.compactions.begin(task_id, merge, own, self.shared.env.now());
+            // Another table of the job may be worth it too.
+            self.score(job);
             let task =
                 CompactionTask { task_id, job, relation, inputs, target_level, horizon, bottom };
             return Some((task, generation));
@@ -157,10 +166,12 @@ async fn run(
     generation: Generation,
     busy: Arc<Mutex<HashSet<u64>>>,
 ) {
-    let runs: Vec<u64> = task.inputs.iter().map(|r| r.run_id).collect();
+    let (task_id, runs) = (task.task_id, task.inputs.iter().map(|r| r.run_id));
+    let runs: Vec<u64> = runs.collect();
     let job = task.relation.label();
     if let Err(error) = compact(&shared, &services, task, generation).await {
         warn!(job, %error, "compaction failed, trying again");
+        shared.compactions.fail(task_id, shared.env.now());
         // In a fixed order, so that a seed repeats a run. Either comes once.
         tokio::select! {
             biased;
@@ -168,6 +179,7 @@ async fn run(
             () = tokio::time::sleep(RETRY) => {}
         }
     }
+    shared.compactions.end(task_id);
     let mut busy = busy.lock();
     for run in runs {
         busy.remove(&run);

@@ -9,6 +9,7 @@ use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
 use millrace_rpc::version::VersionEdit;
 use parking_lot::Mutex;
 
+use crate::compaction_board::CompactionBoard;
 use crate::computes::Computes;
 
 type Service = Arc<dyn CompactorService>;
@@ -26,11 +27,13 @@ struct Known {
 pub struct Compactors {
     known: Mutex<Known>,
     computes: Arc<Computes>,
+    /// Told who does what.
+    board: Arc<CompactionBoard>,
 }
 
 impl Compactors {
-    pub fn new(computes: Arc<Computes>) -> Compactors {
-        Compactors { known: Mutex::default(), computes }
+    pub fn new(computes: Arc<Computes>, board: Arc<CompactionBoard>) -> Compactors {
+        Compactors { known: Mutex::default(), computes, board }
     }
 
     pub fn add_compactor(&self, incarnation: u64, service: Service) {
@@ -48,7 +51,7 @@ impl Compactors {
     }
 
     /// A compactor; where there is none, the compute process that runs the job, or any.
-    fn next(&self, job: Option<JobId>) -> Result<Service, SqlError> {
+    fn next(&self, job: Option<JobId>) -> Result<(u64, Service), SqlError> {
         let mut known = self.known.lock();
         let at = known.next;
         known.next = at.wrapping_add(1);
@@ -56,11 +59,10 @@ impl Compactors {
         if let Some(job) = job.filter(|_| known.compactors.is_empty()) {
             let process = self.computes.placed(job);
             let found = known.computes.iter().find(|(id, _)| *id == process);
-            return found.map(|(_, service)| Arc::clone(service)).ok_or_else(nobody);
+            return found.cloned().ok_or_else(nobody);
         }
         let of = if known.compactors.is_empty() { &known.computes } else { &known.compactors };
-        let found = of.get(at % of.len().max(1)).map(|(_, service)| Arc::clone(service));
-        found.ok_or_else(nobody)
+        of.get(at % of.len().max(1)).cloned().ok_or_else(nobody)
     }
 }
 
@@ -71,11 +73,13 @@ fn nobody() -> SqlError {
 #[async_trait]
 impl CompactorService for Compactors {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
-        self.next(Some(task.job))?.compact(task).await
+        let (process, service) = self.next(Some(task.job))?;
+        self.board.assign(task.task_id, process);
+        service.compact(task).await
     }
 
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        self.next(None)?.copy_parts(parts).await
+        self.next(None)?.1.copy_parts(parts).await
     }
 }
 
@@ -102,7 +106,7 @@ mod tests {
 
     #[tokio::test]
     async fn compactors_take_turns_and_compute_stands_in() {
-        let all = Compactors::new(Arc::new(Computes::new(Arc::default())));
+        let all = Compactors::new(Arc::new(Computes::new(Arc::default())), Arc::default());
         assert_eq!(asked(&all).await, SqlState::CANNOT_CONNECT_NOW.0);
         all.add_compute(7, Arc::new(Named(7)));
         assert_eq!(asked(&all).await, "7");

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::collections::HashMap;
@@ -17,6 +18,9 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::state::MetaState;
+
+/// How long a process may take to answer that it is there.
+const ANSWER: Duration = Duration::from_secs(2);
 
 type Service = Arc<dyn ComputeService>;
 
@@ -49,6 +53,17 @@ impl Computes {
     /// The processes that are there, in the order of their registration.
     pub fn incarnations(&self) -> Vec<u64> {
         self.known.borrow().keys().copied().collect()
+    }
+
+    /// Whether a process answers now. It is told nothing.
+    pub async fn answers(&self, incarnation: u64) -> bool {
+        let Some(service) = self.get(incarnation) else { return false };
+        let asked = service.apply_records(StreamMessage::default());
+        // What it says of the stream does not matter.
+        matches!(
+            tokio::time::timeout(ANSWER, asked).await,
+            Ok(Ok(_) | Err(StreamError::Gap { .. }))
+        )
     }
 
     /// The process that the log has placed a job on; 0: none.

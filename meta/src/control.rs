@@ -205,6 +205,8 @@ impl MetaControl for Meta {
             jobs: self.told_jobs(),
             sources: self.source_reports(|id| own.get(&id.0)?.feed_error.clone()),
             processes: self.processes().iter().map(|p| self.process_report(p)).collect(),
+            usages: self.usages(),
+            compactions: self.compactions(),
         })
     }
 

@@ -4,6 +4,7 @@ use millrace_common::{SqlError, SqlState};
 use millrace_rpc::call_error::LEADS_NO_LONGER;
 use millrace_rpc::log::{FORMAT_VERSION, FrameError};
 
+use crate::backup::named::MOST_BACKUPS;
 use crate::clock::ClockSkew;
 
 /// Why the log cannot be used (any more).
@@ -136,6 +137,12 @@ pub enum VoidReason {
     FencedProcess,
     #[error("no process has had incarnation {0}")]
     UnknownProcess(u64),
+    #[error("there is a backup \"{0}\" already")]
+    DuplicateBackup(String),
+    #[error("there is no backup \"{0}\"")]
+    UnknownBackup(String),
+    #[error("there are {MOST_BACKUPS} backups, and no more are kept")]
+    TooManyBackups,
     #[error("the entry is empty or of an unknown kind")]
     Malformed,
 }
@@ -149,8 +156,11 @@ impl From<VoidReason> for SqlError {
             VoidReason::Cycle(_) => SqlState::INVALID_OBJECT_DEFINITION,
             VoidReason::UnknownSchema(_) => SqlState::INVALID_SCHEMA_NAME,
             VoidReason::DuplicateSchema(_) => SqlState::DUPLICATE_SCHEMA,
-            VoidReason::DuplicateUser(_) => SqlState::DUPLICATE_OBJECT,
-            VoidReason::UnknownUser(_) => SqlState::UNDEFINED_OBJECT,
+            VoidReason::DuplicateUser(_) | VoidReason::DuplicateBackup(_) => {
+                SqlState::DUPLICATE_OBJECT
+            }
+            VoidReason::UnknownUser(_) | VoidReason::UnknownBackup(_) => SqlState::UNDEFINED_OBJECT,
+            VoidReason::TooManyBackups => SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
             VoidReason::DependentsExist(_) | VoidReason::ViewIsRead(_, _) => {
                 SqlState::DEPENDENT_OBJECTS_STILL_EXIST
             }
@@ -168,6 +178,11 @@ impl From<VoidReason> for SqlError {
                 "Drop what was computed from it first, or give the new definition another name.",
             ),
             VoidReason::InputDetached(..) => Some("Rebuild that one first."),
+            VoidReason::DuplicateBackup(_) => Some("Choose another name, or release that one."),
+            VoidReason::UnknownBackup(_) => {
+                Some("millrace ctl backup list shows those that there are.")
+            }
+            VoidReason::TooManyBackups => Some("Release some of them."),
             VoidReason::NotAView(_) => Some("Drop it first, or choose another name."),
             _ => None,
         };

@@ -4,6 +4,7 @@
 //! own, before it changes anything; a void entry changes nothing and the rest stand. A record of an
 //! older term moves only the position in the log.
 
+mod backup;
 mod catalog;
 mod detach;
 mod job;
@@ -71,6 +72,7 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
     for id in created {
         job::fix_snapshot_epoch(state, id);
     }
+    backup::fill(state);
     #[cfg(debug_assertions)]
     if let Err(broken) = crate::invariants::check_after(state) {
         debug_assert!(false, "after record {}: {broken}", record.number);
@@ -104,6 +106,8 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::PlaceJobs(e) => process::place(state, e),
         Entry::GiveUp(e) => process::give_up(state, e),
         Entry::DrainProcess(e) => process::drain(state, e),
+        Entry::CreateBackup(e) => backup::create(state, e),
+        Entry::ReleaseBackup(e) => backup::release(state, e),
     }
 }
 
@@ -225,10 +229,11 @@ fn add_parts(source: &mut SourceRecord, entry: &SourceAdvance) -> Result<bool, V
     Ok(!entry.splits.is_empty() || !entry.files.is_empty())
 }
 
-/// Only what nothing names: garbage, or an object of a fenced process.
+/// Only what nothing names, no backup either: garbage, or an object of a fenced process.
 fn delete_objects(state: &mut MetaState, entry: &DeleteObjects) -> Verdict {
     let deletable = |name: &String| {
         !state.objects.is_referenced(name)
+            && !state.backups.hold(name)
             && (state.objects.is_garbage(name)
                 || objects::parse(name)
                     .is_some_and(|(writer, _)| state.processes.has_ended(writer, state.term)))

@@ -18,6 +18,7 @@ use millrace_storage::given_up::GivenUp;
 use object_store::path::Path;
 use tracing::{info, warn};
 
+use crate::backup::files::BackupFiles;
 use crate::detach;
 use crate::error::MetaError;
 use crate::fold::position;
@@ -51,6 +52,7 @@ pub struct Collector {
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// What this process has written for nothing.
     pub given_up: Arc<GivenUp>,
+    pub backup_files: Arc<BackupFiles>,
     pub options: GcOptions,
 }
 
@@ -81,6 +83,21 @@ impl Dropped {
     }
 }
 
+/// What went wrong in a round, for an operator who has asked for it.
+#[derive(Debug, Default)]
+struct Troubles(Vec<String>);
+
+impl Troubles {
+    /// `None`: it failed, which is told.
+    fn note<T, E: std::fmt::Display>(&mut self, what: &str, result: Result<T, E>) -> Option<T> {
+        let tell = |error: &E| {
+            warn!(%error, "{what}");
+            self.0.push(format!("{what}: {error}"));
+        };
+        result.inspect_err(tell).ok()
+    }
+}
+
 impl Collector {
     /// Until the server stops. An idle server makes no request: nothing is looked at while no record
     /// was appended.
@@ -90,34 +107,48 @@ impl Collector {
         self.pause(ended).await;
         let mut undeleted = Vec::new();
         let mut dropped = Dropped::default();
-        let mut swept = self.try_sweep(&mut undeleted).await;
+        let mut troubles = Troubles::default();
+        let mut swept = self.try_sweep(&mut undeleted, &mut troubles).await;
+        let mut backed_up = self.settle_backups(&mut troubles).await;
+        drop(troubles);
         // Jobs with versions above their horizon: at first perhaps all.
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            if swept == self.fenced() && undeleted.is_empty() {
+            if swept == self.fenced() && undeleted.is_empty() && backed_up {
                 self.news(dropped.is_waiting(), ended).await;
             }
             self.pause(ended).await;
             let round = self.shared.collection.asked();
+            let mut troubles = Troubles::default();
             if swept != self.fenced() {
-                swept = self.try_sweep(&mut undeleted).await;
+                swept = self.try_sweep(&mut undeleted, &mut troubles).await;
             }
+            backed_up = self.settle_backups(&mut troubles).await;
             // First: what is detached holds no horizon.
-            if let Err(error) = detach::enforce(&self.shared).await {
-                warn!(%error, "late jobs were not detached this time");
-            }
+            let detached = detach::enforce(&self.shared).await;
+            troubles.note("late jobs were not detached this time", detached);
             self.move_horizons(&mut moving);
             undeleted = self.store.delete(undeleted).await;
-            if let Err(error) = self.give_up().await {
-                warn!(%error, "what was written for nothing is not logged as such this time");
+            let told = self.give_up().await;
+            troubles.note("what was written for nothing is not logged as such this time", told);
+            let collected = self.collect(&mut dropped, &mut undeleted).await;
+            troubles.note("garbage was not collected this time", collected);
+            if !undeleted.is_empty() {
+                let failed = undeleted.len();
+                troubles.0.push(format!("{failed} objects could not be deleted this time"));
             }
-            if let Err(error) = self.collect(&mut dropped, &mut undeleted).await {
-                warn!(%error, "garbage was not collected this time");
-            }
-            self.shared.collection.end(round);
+            self.shared.collection.end(round, troubles.0);
             ended = round;
         }
+    }
+
+    /// Whether all backups have their states, and no others are there.
+    async fn settle_backups(&self, troubles: &mut Troubles) -> bool {
+        let settled = self.backup_files.settle().await;
+        troubles
+            .note("the states of backups were not written or deleted this time", settled)
+            .is_some()
     }
 
     /// Between two rounds; none if somebody has asked for another than the one that has ended.
@@ -130,13 +161,10 @@ impl Collector {
     }
 
     /// How many incarnations were fenced, if it has come to its end.
-    async fn try_sweep(&self, undeleted: &mut Vec<Path>) -> Option<u64> {
+    async fn try_sweep(&self, undeleted: &mut Vec<Path>, troubles: &mut Troubles) -> Option<u64> {
         let fenced = self.fenced();
         let swept = self.sweep(undeleted).await;
-        let tell = |error: &MetaError| {
-            warn!(%error, "objects of fenced processes were not swept this time");
-        };
-        swept.inspect_err(tell).ok().and(fenced)
+        troubles.note("objects of fenced processes were not swept this time", swept).and(fenced)
     }
 
     /// How many incarnations are fenced: when there are more, what they have left is swept.
@@ -189,7 +217,10 @@ impl Collector {
             let state = self.shared.state.read();
             let all_applied = |number| self.shared.applied.all_applied(number);
             let applied = dropped.look(state.number, state.epoch, all_applied);
-            state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))))
+            let mut garbage =
+                state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))));
+            garbage.retain(|name| !state.backups.hold(name));
+            garbage
         };
         garbage.retain(|name| !(self.pinned)(name) && !self.shared.members.pins(name));
         self.delete(garbage, undeleted).await

@@ -66,7 +66,9 @@ pub fn check(state: &MetaState) -> Result<(), String> {
         }
     }
     state.check_dependencies()?;
-    state.objects.check(state.jobs.values().map(|j| j.version.as_ref()))
+    let objects = &state.objects;
+    state.backups.check(|object| objects.is_referenced(object) || objects.is_garbage(object))?;
+    objects.check(state.jobs.values().map(|j| j.version.as_ref()))
 }
 
 /// All that a job has written is ordered by commit and part, and of commits that it has.

@@ -18,12 +18,14 @@
 pub mod advisory;
 pub mod backlog;
 pub mod backup;
+
 pub mod catalog;
 pub mod clock;
 pub mod cluster;
 mod collection;
 mod commit_volume;
 mod compact;
+mod compaction_board;
 mod compaction_queue;
 mod compactors;
 mod computes;
@@ -74,7 +76,7 @@ pub use cluster::Connect;
 pub use error::{MetaError, is_skewed};
 pub use follower::{FollowError, LogFollower};
 pub use gc::GcOptions;
-pub use meta::{CreateOptions, Meta, is_overtaken};
+pub use meta::{CreateOptions, Meta, UsageOf, is_overtaken};
 pub use options::{MayClaim, MetaOptions};
 pub use segments::{RewriteOptions, RewriteStats};
 pub use status::{JobState, JobStatus};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millrace_common::{EnvHandle, Epoch};
-use millrace_rpc::control::{Heartbeat, JobReport};
+use millrace_rpc::control::{Heartbeat, JobReport, ProcessUsage};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -20,14 +20,15 @@ struct Contact {
     reads_from: Option<Epoch>,
     pinned: BTreeSet<String>,
     jobs: Vec<JobReport>,
+    usage: ProcessUsage,
     /// Heartbeats that are not answered yet.
     answering: usize,
 }
 
 impl Contact {
     fn at(now: Instant) -> Contact {
-        let (pinned, jobs) = (BTreeSet::new(), Vec::new());
-        Contact { last: now, reads_from: None, pinned, jobs, answering: 0 }
+        let (pinned, jobs, usage) = (BTreeSet::new(), Vec::new(), ProcessUsage::default());
+        Contact { last: now, reads_from: None, pinned, jobs, usage, answering: 0 }
     }
 }
 
@@ -66,12 +67,14 @@ impl Members {
     }
 
     pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
-        let Heartbeat { incarnation, reads_from, pinned, jobs, .. } = heartbeat;
+        let Heartbeat { incarnation, reads_from, pinned, jobs, usage, .. } = heartbeat;
+        let usage = ProcessUsage { incarnation, ..usage.unwrap_or_default() };
         let reads_from = reads_from.map(Epoch);
         let pinned = pinned.into_iter().collect();
         let mut contacts = self.0.lock();
         let contact = contacts.entry(incarnation).or_insert_with(|| Contact::at(now));
-        *contact = Contact { last: now, reads_from, pinned, jobs, ..*contact };
+        let answering = contact.answering;
+        *contact = Contact { last: now, reads_from, pinned, jobs, usage, answering };
     }
 
     /// While the answer lives, the process is not lost: it waits for this one.
@@ -124,6 +127,12 @@ impl Members {
         let contacts = self.0.lock();
         let reports = contacts.values().flat_map(|c| &c.jobs);
         reports.map(|j| (j.relation, j.clone())).collect()
+    }
+
+    /// What the processes have said of their caches and requests, by incarnation; those that have.
+    pub fn usages(&self) -> Vec<ProcessUsage> {
+        let contacts = self.0.lock();
+        contacts.values().map(|c| &c.usage).filter(|u| u.incarnation != 0).cloned().collect()
     }
 
     /// How long ago a process has told of itself; `None`: it has not.

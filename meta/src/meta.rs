@@ -6,6 +6,7 @@ use std::time::Duration;
 use millrace_common::task::spawn;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
     FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
@@ -18,6 +19,7 @@ use prost::bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::backup::files::BackupFiles;
 use crate::catalog::Catalog;
 use crate::clock::{ClockGuard, ClockSkew, watch_clock};
 use crate::cluster::{self, Cluster, Connect};
@@ -57,6 +59,9 @@ const START_LIMIT: Duration = Duration::from_secs(5);
 /// A setting of the log that SQL neither shows nor sets.
 const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 
+/// What a process has in its caches and asks of the store, now.
+pub type UsageOf = Box<dyn Fn() -> ProcessUsage + Send + Sync>;
+
 /// Leads one object store, until dropped or deposed.
 pub struct Meta {
     pub(crate) shared: Arc<Shared>,
@@ -68,10 +73,13 @@ pub struct Meta {
     table_reads: ReadsOfTable,
     pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     given_up: Arc<GivenUp>,
+    pub(crate) backup_files: Arc<BackupFiles>,
     gc: GcOptions,
     rewrite: RewriteOptions,
     /// Of a leader whose jobs run on other processes; set when it starts.
     pub(crate) cluster: OnceLock<Arc<Cluster>>,
+    /// Of this process.
+    usage: OnceLock<UsageOf>,
 }
 
 impl Meta {
@@ -161,6 +169,7 @@ impl Meta {
         let (table_class, pinned) = (options.table_class, options.pinned);
         let table_reads = options.table_reads;
         let (gc, rewrite) = (options.gc, options.rewrite);
+        let backup_files = Arc::new(BackupFiles::new(Arc::clone(&shared), store.clone()));
         let meta = Arc::new(Meta {
             shared,
             store,
@@ -171,9 +180,11 @@ impl Meta {
             table_reads,
             pinned,
             given_up,
+            backup_files,
             gc,
             rewrite,
             cluster: OnceLock::new(),
+            usage: OnceLock::new(),
         });
         if let Some(opened) = options.opened {
             opened(&meta);
@@ -234,6 +245,23 @@ impl Meta {
         state.processes.live().iter().map(status).collect()
     }
 
+    /// Where this process's own caches and requests are told. Once; a second call changes nothing.
+    pub fn set_usage(&self, usage: UsageOf) {
+        let _ = self.usage.set(usage);
+    }
+
+    /// The caches and requests of this process, and of the others as each has told last.
+    pub fn usages(&self) -> Vec<ProcessUsage> {
+        let own = self.usage.get().map(|usage| usage());
+        let own = own.map(|usage| ProcessUsage { incarnation: self.incarnation, ..usage });
+        own.into_iter().chain(self.shared.members.usages()).collect()
+    }
+
+    /// Compactions that are under way, and jobs that wait for one.
+    pub fn compactions(&self) -> Vec<CompactionReport> {
+        self.shared.compactions.reports(self.shared.env.now())
+    }
+
     /// Starts a driver for every job, from its committed version and stored graph. Returns when all have
     /// started or failed to, or after a few seconds: a job that hangs holds nobody up.
     pub async fn start(
@@ -285,6 +313,7 @@ impl Meta {
             incarnation: self.incarnation,
             pinned: Arc::clone(&self.pinned),
             given_up: Arc::clone(&self.given_up),
+            backup_files: Arc::clone(&self.backup_files),
             options: self.gc,
         };
         let scheduler = Scheduler::new(
@@ -423,7 +452,7 @@ impl Meta {
         self.apply(Entry::SetUser(entry)).await
     }
 
-    async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
+    pub(crate) async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
         self.append(entry).await?.map(drop).map_err(SqlError::from)
     }
 

@@ -145,6 +145,11 @@ impl Objects {
         self.garbage.contains_key(name)
     }
 
+    /// Of a copy that has none of it.
+    pub(crate) fn forget_garbage(&mut self) {
+        self.garbage.clear();
+    }
+
     pub fn has_garbage(&self) -> bool {
         !self.garbage.is_empty()
     }

@@ -9,8 +9,8 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::JobReport;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::operator::{
-    ClusterOverview, CollectionReport, JobOverview, JobVersions, LevelOverview, OperatorService,
-    PlacedJobs, VersionOverview, WorkerOverview,
+    BackupList, BackupOverview, ClusterOverview, CollectionReport, JobOverview, JobVersions,
+    LevelOverview, OperatorService, PlacedJobs, VersionOverview, WorkerOverview,
 };
 use millrace_rpc::version::JobVersion;
 
@@ -55,6 +55,18 @@ impl OperatorService for Meta {
             self.shared.collection.run().await;
         }
         Ok(self.collection_report())
+    }
+
+    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        Ok(self.make_backup(name).await?)
+    }
+
+    async fn backups(&self) -> Result<BackupList, CallError> {
+        Ok(self.list_backups().await)
+    }
+
+    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        Ok(self.end_backup(name).await?)
     }
 }
 

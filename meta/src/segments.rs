@@ -114,11 +114,16 @@ struct Looks {
 
 impl Looks {
     /// Whether another look would see the same: no segment waits for its second look.
-    fn look(&mut self, objects: &Objects, listed: &ListedSizes) -> bool {
+    fn look(
+        &mut self,
+        objects: &Objects,
+        listed: &ListedSizes,
+        is_held: &dyn Fn(&str) -> bool,
+    ) -> bool {
         let before = std::mem::take(&mut self.seen);
         for object in objects.alive() {
             let (live, size) = (object.live, listed.size(object));
-            if !is_sparse(live, size) {
+            if !is_sparse(live, size) || is_held(object.name) {
                 continue;
             }
             if before.get(object.name) == Some(&live) {
@@ -178,7 +183,9 @@ impl SegmentRewriter {
                 return Ok(());
             }
             self.shared.listed_sizes.keep_alive(&state.objects);
-            let is_settled = looks.look(&state.objects, &self.shared.listed_sizes);
+            // A segment that a backup holds stays as it is: a copy of what is alive would come on top.
+            let is_held = |name: &str| state.backups.hold(name);
+            let is_settled = looks.look(&state.objects, &self.shared.listed_sizes, &is_held);
             *settled = is_settled.then_some(state.number);
         }
         let mut batch = looks.take_batch(self.options);
@@ -333,23 +340,23 @@ mod tests {
     fn a_segment_is_rewritten_when_it_has_stayed_sparse_the_worst_first() {
         let mut objects = objects(&[80, 299, 300, 1_000, 10, 90]);
         let (mut looks, listed) = (Looks::default(), ListedSizes::default());
-        assert!(!looks.look(&objects, &listed), "four wait for their second look");
+        assert!(!looks.look(&objects, &listed, &|_| false), "four wait for their second look");
         assert!(looks.take_batch(OPTIONS).is_empty());
         // It is still dying.
         objects.add(&name(5), 5);
         objects.remove(&name(5), 20, Epoch(9));
-        assert!(!looks.look(&objects, &listed));
+        assert!(!looks.look(&objects, &listed, &|_| false));
         assert_eq!(names(&looks.take_batch(OPTIONS)), [name(4), name(0)], "100 bytes fit");
         assert_eq!(names(&looks.take_batch(OPTIONS)), [name(1)], "one goes alone");
         assert!(looks.take_batch(OPTIONS).is_empty());
-        assert!(looks.look(&objects, &listed));
+        assert!(looks.look(&objects, &listed, &|_| false));
         assert_eq!(looks.waiting.len(), 4, "those that are sparse still, and the late one");
     }
 
     #[test]
     fn nothing_is_looked_at_again_where_nothing_changes() {
         let objects = objects(&[1_000, 400]);
-        assert!(Looks::default().look(&objects, &ListedSizes::default()));
+        assert!(Looks::default().look(&objects, &ListedSizes::default(), &|_| false));
     }
 
     #[test]
@@ -361,8 +368,8 @@ mod tests {
         listed.keep_alive(&objects);
         assert_eq!(listed.0.lock().len(), 2, "what is gone is forgotten");
         let mut looks = Looks::default();
-        assert!(!looks.look(&objects, &listed));
-        assert!(looks.look(&objects, &listed));
+        assert!(!looks.look(&objects, &listed, &|_| false));
+        assert!(looks.look(&objects, &listed, &|_| false));
         assert_eq!(names(&looks.take_batch(OPTIONS)), [name(0)]);
     }
 }

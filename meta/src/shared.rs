@@ -24,6 +24,7 @@ use crate::backlog::StepLimit;
 use crate::catalog::Catalog;
 use crate::clock::ClockGuard;
 use crate::collection::Rounds;
+use crate::compaction_board::CompactionBoard;
 use crate::compaction_queue::CompactionQueue;
 use crate::driver::Driver;
 use crate::epoch_waiters::Waits;
@@ -91,6 +92,8 @@ pub struct Shared {
     pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
     pub compaction: CompactionQueue,
+    /// Compactions under way, and those that wait.
+    pub compactions: Arc<CompactionBoard>,
     /// What segments with little live data were rewritten.
     pub rewrites: RewriteCounters,
     /// How far each process has come.
@@ -145,6 +148,7 @@ impl Shared {
             collection: Rounds::default(),
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
+            compactions: Arc::default(),
             rewrites: RewriteCounters::default(),
             applied: AppliedRecords::default(),
             given_up: OnceLock::new(),

@@ -16,6 +16,7 @@ use millrace_rpc::log::{
 use millrace_rpc::services::SourceParts;
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
+use crate::backup::named::Backups;
 use crate::catalog::without_views;
 use crate::dependencies::Dependencies;
 use crate::jobs::Jobs;
@@ -153,6 +154,7 @@ pub struct MetaState {
     pub users: BTreeMap<String, Option<String>>,
     pub objects: Objects,
     pub processes: Processes,
+    pub backups: Backups,
     pub statements: Statements,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
@@ -185,6 +187,7 @@ impl Default for MetaState {
             users: BTreeMap::new(),
             objects: Objects::default(),
             processes: Processes::default(),
+            backups: Backups::default(),
             statements: Statements::default(),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
@@ -272,6 +275,7 @@ impl MetaState {
             users: self.users.clone(),
             objects: self.objects.without_references(),
             processes: self.processes.clone(),
+            backups: self.backups.clone(),
             statements: Statements {
                 order: self.statements.order.clone(),
                 by_id: HashMap::default(),
@@ -314,6 +318,7 @@ impl MetaState {
             last_incarnation: self.processes.last(),
             processes: self.processes.live_snapshot(),
             fenced_nonces: self.processes.fenced_nonces().collect(),
+            backups: self.backups.to_snapshot(),
         }
     }
 
@@ -357,6 +362,7 @@ impl MetaState {
                 snapshot.processes,
                 snapshot.fenced_nonces,
             ),
+            backups: Backups::from_snapshot(snapshot.backups),
             statements,
             catalog_version: 0,
             unpublished: BTreeMap::new(),

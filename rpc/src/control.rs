@@ -10,8 +10,9 @@ use crate::call_error::CallError;
 use crate::catalog::Relation;
 use crate::log::{AlterRelation, RegisterProcess, UserChange};
 pub use crate::proto::{
-    AdvisoryLock, AvailableOffset, GiveBackLocksRequest, Heartbeat, JobReport, JobReports,
-    ListedLock, LookaheadPlace, LookaheadReport, OperatorReport, ProcessReport, Quantiles,
+    AdvisoryLock, AvailableOffset, CacheUsage, CompactionReport, CompactionState,
+    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, LookaheadPlace,
+    LookaheadReport, OperatorReport, ProcessReport, ProcessUsage, Quantiles, RequestUsage,
     SessionId, SideReport, SourceReport, SpotReport, TableReport, TableRetention, TakeLockAnswer,
     TakeLockRequest,
 };

@@ -5,8 +5,8 @@ use millrace_common::JobId;
 
 use crate::call_error::CallError;
 pub use crate::proto::{
-    ClusterOverview, CollectionHolder, CollectionReport, JobOverview, JobVersions, LevelOverview,
-    PlacedJobs, VersionOverview, WorkerOverview,
+    BackupList, BackupOverview, ClusterOverview, CollectionHolder, CollectionReport, JobOverview,
+    JobVersions, LevelOverview, PlacedJobs, VersionOverview, WorkerOverview,
 };
 
 /// Served by the leader. A change is in the log when it is answered.
@@ -22,4 +22,10 @@ pub trait OperatorService: Send + Sync {
     async fn versions(&self) -> Result<JobVersions, CallError>;
     /// What garbage collection has before it, and who holds it back; with `run`, after it was run.
     async fn collection(&self, run: bool) -> Result<CollectionReport, CallError>;
+    /// Keeps all that versions name now until it is released. An empty name: one by the leader's time.
+    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError>;
+    /// The backups that are not released.
+    async fn backups(&self) -> Result<BackupList, CallError>;
+    /// Keeps nothing for a backup any more; what it was.
+    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError>;
 }

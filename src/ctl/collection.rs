@@ -10,7 +10,8 @@ use super::incarnation;
 use super::listing::Listing;
 
 pub fn shown(overview: &ClusterOverview, report: &CollectionReport, as_json: bool) -> String {
-    let columns = ["worker", "role", "address", "objects", "records_behind", "reads_from_ms"];
+    let columns =
+        ["worker", "role", "address", "objects", "records_behind", "reads_from_ms", "heartbeat_ms"];
     let mut holders = Listing::new(&columns);
     for holder in &report.holders {
         let worker = overview.workers.iter().find(|w| incarnation(w) == holder.worker);
@@ -21,6 +22,7 @@ pub fn shown(overview: &ClusterOverview, report: &CollectionReport, as_json: boo
             json!(holder.objects),
             json!(holder.records_behind),
             json!(holder.reads_from_ms),
+            json!(holder.heartbeat_ms),
         ]);
     }
     if as_json {
@@ -31,6 +33,7 @@ pub fn shown(overview: &ClusterOverview, report: &CollectionReport, as_json: boo
             "oldest_garbage_ms": report.oldest_ms,
             "live_bytes": report.live_bytes,
             "holders": holders.objects(),
+            "troubles": report.troubles,
         })
         .to_string();
     }

@@ -1,5 +1,7 @@
-//! `millrace ctl`: what an operator sees of a cluster, and how he steers it. Everything is asked of the leader.
+//! `millrace ctl`: what an operator sees of a cluster, and how he steers it. Everything is asked of the leader, but for
+//! `restore`, which reads and writes object stores.
 
+mod backup;
 mod collection;
 mod connection;
 mod listing;
@@ -19,6 +21,7 @@ use millrace_rpc::operator::{
 };
 use serde_json::{Value, json};
 
+use self::backup::{BackupCommand, Restore};
 use self::connection::Connection;
 use self::listing::Listing;
 use self::names::{full_name, job_of, worker_of};
@@ -62,6 +65,17 @@ pub struct CtlOptions {
 
 #[derive(Subcommand, Debug)]
 enum CtlCommand {
+    #[command(flatten)]
+    Leader(LeaderCommand),
+    /// Copies a backup into an empty directory or prefix, for a server or a cluster to be started on
+    ///
+    /// It needs the object stores alone, not --meta; the cluster may go on meanwhile. If it is cut off, run it again.
+    Restore(Restore),
+}
+
+/// What the leader is asked for.
+#[derive(Subcommand, Debug)]
+enum LeaderCommand {
     /// Shows the processes of the cluster
     Workers,
     /// Shows the jobs: one for each table, materialized view, index and sink
@@ -94,39 +108,66 @@ enum CtlCommand {
         #[arg(long)]
         run: bool,
     },
+    /// Makes, shows and releases backups, which stay in the object store
+    #[command(subcommand)]
+    Backup(BackupCommand),
+}
+
+/// What a command prints.
+pub struct Told {
+    pub text: String,
+    /// What went wrong all the same, in sentences: the command has not done all that it should.
+    pub trouble: Option<String>,
+}
+
+impl From<String> for Told {
+    fn from(text: String) -> Told {
+        Told { text, trouble: None }
+    }
 }
 
 /// Runs one command; what it prints. An error is a sentence.
-pub async fn run(options: CtlOptions) -> Result<String, String> {
+pub async fn run(options: CtlOptions) -> Result<Told, String> {
+    let command = match &options.command {
+        CtlCommand::Restore(restore) => {
+            return backup::restore(restore, options.json).await.map(Told::from);
+        }
+        CtlCommand::Leader(command) => command,
+    };
     let connection = Connection::open(&options).await?;
     let leader = &connection.leader;
-    let listing = match &options.command {
-        CtlCommand::Workers => workers(&ask(leader.overview().await)?, &connection),
-        CtlCommand::Jobs => jobs(&ask(leader.overview().await)?),
-        CtlCommand::Placement => placement(&ask(leader.overview().await)?),
-        CtlCommand::Versions => {
+    let listing = match command {
+        LeaderCommand::Workers => workers(&ask(leader.overview().await)?, &connection),
+        LeaderCommand::Jobs => jobs(&ask(leader.overview().await)?),
+        LeaderCommand::Placement => placement(&ask(leader.overview().await)?),
+        LeaderCommand::Versions => {
             let versions = ask(leader.versions().await)?.versions;
             versions_listing(&versions)
         }
-        CtlCommand::Collection { run } => {
+        LeaderCommand::Collection { run } => {
             let (overview, report) =
                 (ask(leader.overview().await)?, ask(leader.collection(*run).await)?);
-            return Ok(collection::shown(&overview, &report, options.json));
+            let text = collection::shown(&overview, &report, options.json);
+            let trouble = (*run && !report.troubles.is_empty()).then(|| report.troubles.join("\n"));
+            return Ok(Told { text, trouble });
         }
-        CtlCommand::Move { job, worker } => {
+        LeaderCommand::Backup(command) => {
+            return backup::run(leader, command, options.json).await.map(Told::from);
+        }
+        LeaderCommand::Move { job, worker } => {
             let overview = ask(leader.overview().await)?;
             let (job, worker) = (job_of(&overview, job)?, worker_of(&overview, worker)?);
             let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker)).await)?;
-            return Ok(moved(&overview, job, worker, &placed, options.json));
+            return Ok(moved(&overview, job, worker, &placed, options.json).into());
         }
-        CtlCommand::Drain { worker, undo } => {
+        LeaderCommand::Drain { worker, undo } => {
             let overview = ask(leader.overview().await)?;
             let worker = worker_of(&overview, worker)?;
             let placed = ask(leader.drain(incarnation(worker), *undo).await)?;
-            return Ok(drained(&overview, worker, *undo, &placed, options.json));
+            return Ok(drained(&overview, worker, *undo, &placed, options.json).into());
         }
     };
-    Ok(if options.json { listing.json() } else { listing.table() })
+    Ok(if options.json { listing.json() } else { listing.table() }.into())
 }
 
 fn ask<T>(answer: Result<T, CallError>) -> Result<T, String> {

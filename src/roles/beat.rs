@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::Ending;
 use super::link::Link;
+use crate::usage::UsageSource;
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// Names of objects in one heartbeat.
@@ -34,7 +35,14 @@ pub struct Beat {
 }
 
 impl Beat {
-    pub fn start(link: &Link, given_up: Arc<GivenUp>, told: Told, ending: Ending) -> Beat {
+    /// `usage`: where its caches and requests are read.
+    pub fn start(
+        link: &Link,
+        given_up: Arc<GivenUp>,
+        told: Told,
+        usage: UsageSource,
+        ending: Ending,
+    ) -> Beat {
         let beating = Beating {
             meta: Arc::clone(&link.meta),
             admission: Arc::clone(&link.admission),
@@ -42,6 +50,7 @@ impl Beat {
             env: link.env.clone(),
             given_up,
             told,
+            usage,
             ending,
         };
         let task = AbortOnDropHandle::new(tokio::spawn(beating.run()));
@@ -70,6 +79,7 @@ struct Beating {
     env: EnvHandle,
     given_up: Arc<GivenUp>,
     told: Told,
+    usage: UsageSource,
     ending: Ending,
 }
 
@@ -85,6 +95,7 @@ impl Beating {
                 incarnation: self.incarnation,
                 given_up: names.clone(),
                 clock_ms: self.env.now_ms(),
+                usage: Some(self.usage.read()),
                 ..(self.told)(record)
             };
             let leader = self.meta.peer().address();

@@ -22,6 +22,7 @@ use super::options::RoleConfig;
 use super::{Ending, Ground, Serving};
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 use crate::standalone::{Overrides, StartError, store_options};
+use crate::usage::UsageSource;
 
 /// A running compactor.
 pub struct CompactorProcess {
@@ -72,7 +73,12 @@ impl CompactorProcess {
         let ending = Ending::default();
         // What a task reads stays until the task is done: the leader starts no other on it.
         let told = Box::new(|applied| Heartbeat { applied, ..Heartbeat::default() });
-        let beat = Beat::start(&link, given_up, told, ending.clone());
+        let usage = UsageSource {
+            store: Some(Arc::clone(&store)),
+            requests: ground.requests.clone(),
+            ..UsageSource::default()
+        };
+        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
         let metrics = Metrics::new("compactor", link.incarnation);
         let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
         let port = MetricsPort::open(&config.process, metrics);

@@ -30,6 +30,7 @@ use crate::http;
 use crate::http::metrics::Exposition;
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 use crate::standalone::{Overrides, StartError, store_options, worker_options};
+use crate::usage::UsageSource;
 
 /// A running compute process.
 pub struct ComputeProcess {
@@ -95,7 +96,12 @@ impl ComputeProcess {
         let serving = Serving::start(&link.admission, server, ground.listener);
         let ending = Ending::default();
         let told = told(Arc::clone(&worker), Arc::clone(&store), inputs);
-        let beat = Beat::start(&link, given_up, told, ending.clone());
+        let usage = UsageSource {
+            store: Some(Arc::clone(&store)),
+            worker: Some(Arc::clone(&worker)),
+            requests: ground.requests.clone(),
+        };
+        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
         let metrics = Metrics::new("compute", link.incarnation).with(
             "millrace_log_record",
             "gauge",

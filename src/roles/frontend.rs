@@ -35,6 +35,7 @@ use crate::http::metrics::Exposition;
 use crate::listen::{is_local, limit_paths, load_tls};
 use crate::runtimes::Threads;
 use crate::standalone::{Overrides, StartError, frontend_config, share_descriptors, store_options};
+use crate::usage::UsageSource;
 
 /// Before the record stream is asked for again.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -113,7 +114,13 @@ impl FrontendProcess {
         let serving =
             tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();
-        let beat = Beat::start(&link, given_up, told(&log, &versions), ending.clone());
+        let usage = UsageSource {
+            store: Some(Arc::clone(&store)),
+            requests: ground.requests.clone(),
+            ..UsageSource::default()
+        };
+        let told = told(&log, &versions);
+        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
         let metrics = Metrics::new("frontend", link.incarnation).with(
             "millrace_log_record",
             "gauge",

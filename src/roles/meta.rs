@@ -37,6 +37,7 @@ use crate::standalone::{
     Overrides, StartError, begin_to_lead, meta_options, own_secret, set_root_password, take_lead,
     tell_start,
 };
+use crate::usage::UsageSource;
 
 /// How often a leader looks whether others know of a later one.
 const LOOK: Duration = Duration::from_millis(500);
@@ -74,6 +75,7 @@ impl MetaProcess {
             config,
             overrides,
             object_store,
+            requests: requests.clone(),
             advertised,
             admission,
             slot,
@@ -133,6 +135,8 @@ struct Seat {
     config: RoleConfig,
     overrides: Overrides,
     object_store: Arc<dyn ObjectStore>,
+    /// Counts the requests to it.
+    requests: Option<Arc<Metered>>,
     advertised: Contact,
     admission: Arc<Admission>,
     slot: Arc<LeaderSlot>,
@@ -214,6 +218,8 @@ impl Seat {
         *self.clock.lock() = None;
         // Set once: a process leads once.
         let _ = self.leading.set(Arc::clone(&meta));
+        let usage = UsageSource { requests: self.requests.clone(), ..UsageSource::default() };
+        meta.set_usage(Box::new(move || usage.read()));
         self.admission.follow("");
         self.admission.raise_term(meta.term());
         self.admission.set_incarnation(meta.incarnation());

@@ -20,14 +20,14 @@ fn ctl(metas: Option<&str>, arguments: &[&str]) -> Output {
 }
 
 /// What it prints.
-fn told(metas: &str, arguments: &[&str]) -> String {
+pub fn told(metas: &str, arguments: &[&str]) -> String {
     let output = ctl(Some(metas), arguments);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {error}");
     String::from_utf8(output.stdout).expect("it prints text")
 }
 
-fn json(metas: &str, arguments: &[&str]) -> Value {
+pub fn json(metas: &str, arguments: &[&str]) -> Value {
     let arguments = [&["--json"], arguments].concat();
     serde_json::from_str(&told(metas, &arguments)).expect("it prints JSON")
 }
@@ -37,7 +37,7 @@ fn rows(metas: &str, command: &str) -> Vec<Value> {
 }
 
 /// What it says is wrong; it must fail.
-fn refused(metas: Option<&str>, arguments: &[&str]) -> String {
+pub fn refused(metas: Option<&str>, arguments: &[&str]) -> String {
     let output = ctl(metas, arguments);
     assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?} must fail");
     String::from_utf8_lossy(&output.stderr).into_owned()

@@ -4,6 +4,7 @@
 // A test is allowed what clippy.toml keeps from the engine.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod backups;
 mod ctl;
 mod metas;
 mod nemesis;

@@ -83,6 +83,99 @@ async fn processes_tell_how_they_are() {
     await_true(&client, &of("compute", "jobs = 1 AND heartbeat_ms IS NULL")).await;
 }
 
+/// Each is a query whose answer must be 0.
+const NEVER: [&str; 5] = [
+    // All vnodes of a fragment have one task each.
+    "SELECT count(*) FROM (SELECT sum(last_vnode - first_vnode + 1) AS vnodes FROM millrace_catalog.tasks
+       GROUP BY relation_id, fragment) AS f WHERE vnodes <> 256",
+    "SELECT count(*) FROM millrace_catalog.tasks AS t JOIN millrace_catalog.jobs AS j ON j.id = t.relation_id
+       WHERE t.worker <> j.worker OR t.generation <> j.generation",
+    "SELECT count(*) FROM millrace_catalog.caches WHERE bytes > limit_bytes OR limit_bytes = 0",
+    "SELECT count(*) FROM millrace_catalog.caches AS c JOIN millrace_catalog.workers AS w ON w.incarnation = c.worker
+       WHERE c.cache IN ('state', 'changelog') AND w.roles <> ARRAY['compute']",
+    "SELECT count(*) FROM millrace_catalog.requests WHERE queued < 0 OR in_flight < 0 OR served < 0",
+];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_processes_are_busy_with_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let client = cluster.connect("frontend1").await;
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, v text)").await;
+    let view =
+        "CREATE MATERIALIZED VIEW v AS SELECT id % 10 AS k, count(*) AS n FROM t GROUP BY id % 10";
+    run(&client, view).await;
+    // By now the process has told of both.
+    let tasks =
+        "SELECT count(*) FROM millrace_catalog.tasks WHERE state = 'running' AND relation_name =";
+    await_true(&client, &format!("{tasks} 't'")).await;
+    await_true(&client, &format!("{tasks} 'v' AND last_vnode = 127")).await;
+
+    for (role, cache) in [
+        ("compute", "state"),
+        ("compute", "blocks"),
+        ("compactor", "blocks"),
+        ("frontend", "indexes"),
+    ] {
+        let of = format!(
+            "SELECT count(*) FROM millrace_catalog.caches AS c JOIN millrace_catalog.workers AS w ON w.incarnation = c.worker
+             WHERE w.roles = ARRAY['{role}'] AND c.cache = '{cache}'"
+        );
+        await_true(&client, &of).await;
+    }
+    let served = |role: &str, class: &str| {
+        format!(
+            "SELECT coalesce(max(served), 0) FROM millrace_catalog.requests AS r
+             JOIN millrace_catalog.workers AS w ON w.incarnation = r.worker
+             WHERE w.roles = ARRAY['{role}'] AND r.class = '{class}'"
+        )
+    };
+    let before = one::<i64>(&client, &served("meta", "append")).await;
+    let compute = one::<i64>(&client, &served("compute", "put")).await;
+    for round in 0..20 {
+        let rows = format!(
+            "INSERT INTO t SELECT {round} * 200 + i, repeat('x', 100) FROM generate_series(0, 199) AS g(i)"
+        );
+        run(&client, &rows).await;
+    }
+    let appends = one::<i64>(&client, &served("meta", "append")).await - before;
+    assert!(appends >= 20, "{appends} appends of 20 statements");
+    let more = format!("SELECT (({}) > {compute})::int::bigint", served("compute", "put"));
+    await_true(&client, &more).await;
+    for sql in NEVER {
+        assert_eq!(one::<i64>(&client, sql).await, 0, "{sql}");
+    }
+
+    // One that stands still has what it was given last, until it is fenced.
+    let mut rows = 4_000;
+    let deadline = Instant::now() + LIMIT;
+    'all: loop {
+        cluster.process("compactor").signal("STOP");
+        let stopped = Instant::now();
+        while stopped.elapsed() < Duration::from_secs(5) {
+            let sql = format!(
+                "INSERT INTO t SELECT {rows} + i, repeat('x', 100) FROM generate_series(0, 199) AS g(i)"
+            );
+            run(&client, &sql).await;
+            rows += 200;
+            let merges = "SELECT count(*) FROM millrace_catalog.compactions AS c
+                JOIN millrace_catalog.workers AS w ON w.incarnation = c.worker
+                WHERE state = 'running' AND w.roles = ARRAY['compactor'] AND runs > 1 AND bytes > 0
+                  AND relation_name IN ('t', 'v')";
+            if one::<i64>(&client, merges).await > 0 {
+                break 'all;
+            }
+        }
+        assert!(Instant::now() < deadline, "no merge was seen");
+        cluster.process("compactor").kill();
+        cluster.begin("compactor");
+    }
+    cluster.process("compactor").kill();
+    cluster.begin("compactor");
+    let none = "SELECT (count(*) = 0)::int::bigint FROM millrace_catalog.compactions WHERE state = 'running'";
+    await_true(&client, none).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_wrong_with_a_source_is_told() {
     let dir = tempfile::tempdir().unwrap();

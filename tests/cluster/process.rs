@@ -216,32 +216,48 @@ impl Cluster {
         previous
     }
 
-    /// A process on the bucket.
-    fn command(&self, role: &str, data_dir: &Path, listen: &str) -> Command {
+    /// The object store below a prefix of the bucket; that of the cluster is below `millrace`.
+    pub fn store(prefix: &str) -> String {
+        format!("s3://{BUCKET}/{prefix}")
+    }
+
+    /// The binary, with the way to the bucket in its environment.
+    pub fn program(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.envs([
+            ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
+            ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ]);
+        command
+    }
+
+    /// A process on the bucket.
+    fn command(&self, role: &str, prefix: &str, data_dir: &Path, listen: &str) -> Command {
+        let mut command = self.program();
         command
             .arg(role)
             .args(["--listen", listen])
-            .args(["--object-store", &format!("s3://{BUCKET}/millrace")])
+            .args(["--object-store", &Cluster::store(prefix)])
             .arg("--data-dir")
             .arg(data_dir)
-            .args(SMALL)
-            .envs([
-                ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
-                ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
-                ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
-                ("AWS_REGION", "us-east-1".to_owned()),
-                ("AWS_ALLOW_HTTP", "true".to_owned()),
-            ]);
+            .args(SMALL);
         command
     }
 
     /// A server that runs all roles, on the same bucket. It says that it is ready in another way than a process of a
     /// cluster.
     pub fn standalone(&mut self, listen: &str, flags: &[&str]) -> Process {
+        self.standalone_on("millrace", listen, flags)
+    }
+
+    /// The same below another prefix.
+    pub fn standalone_on(&mut self, prefix: &str, listen: &str, flags: &[&str]) -> Process {
         self.starts += 1;
         let data_dir = self.dir.join(format!("standalone-{}", self.starts));
-        let mut command = self.command("standalone", &data_dir, listen);
+        let mut command = self.command("standalone", prefix, &data_dir, listen);
         command.args(flags);
         Process::spawn(command)
     }
@@ -263,7 +279,7 @@ impl Cluster {
             Some(_) => self.dir.join(name),
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
-        let mut command = self.command(role(name), &data_dir, &listen);
+        let mut command = self.command(role(name), "millrace", &data_dir, &listen);
         command.args(self.flags);
         if let Some(network) = self.network.as_ref().filter(|_| takes_calls) {
             command.args(["--advertise", &network.proxy(name, &listen)]);
@@ -296,6 +312,24 @@ impl Cluster {
     pub fn objects_of(&self, incarnation: u64) -> usize {
         let dir = self.dir.join(format!("s3/{BUCKET}/millrace/data/{incarnation}"));
         std::fs::read_dir(dir).map_or(0, |entries| entries.count())
+    }
+
+    /// Paths and sizes of what the object store has below a prefix.
+    pub fn objects_below(&self, prefix: &str) -> BTreeMap<PathBuf, u64> {
+        fn add(dir: &Path, found: &mut BTreeMap<PathBuf, u64>) {
+            for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+                let path = entry.path();
+                match entry.metadata() {
+                    Ok(of) if of.is_dir() => add(&path, found),
+                    Ok(of) => drop(found.insert(path, of.len())),
+                    // Deleted meanwhile.
+                    Err(_) => {}
+                }
+            }
+        }
+        let mut found = BTreeMap::new();
+        add(&self.dir.join(format!("s3/{BUCKET}/{prefix}")), &mut found);
+        found
     }
 
     /// A session at a frontend.

@@ -12,7 +12,8 @@ use crate::transfers;
 /// How long a server may take until it serves, or a process until it has ended.
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn served(address: &str) -> Client {
+/// A session, as soon as the server there serves.
+pub async fn served(address: &str) -> Client {
     let began = Instant::now();
     loop {
         match connect(address).await {

@@ -1,7 +1,7 @@
 //! The object stores of other builds: one of an earlier build is opened and goes on, one of a newer build is refused by
 //! every process, and nothing in it changes.
 //!
-//! `golden/store-format-1.zst` is a store that a build of log format 1 has written: each file with its name, its length
+//! `golden/store-format-<n>.zst` is a store that a build of log format n has written: each file with its name, its length
 //! and its bytes. A format that becomes obsolete keeps its file. The file of a new format is made by
 //! `test --test manners -- --ignored make_golden_store`; `MILLRACE_GOLDEN_BINARY` names the binary that writes it.
 
@@ -13,8 +13,10 @@ use millrace_sqllogictest::{Server, ServerOptions};
 use tokio_postgres::Client;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_millrace");
-/// Of the log, at the head of each record and snapshot.
-const FORMAT: u32 = 1;
+/// Of the log, at the head of each record and snapshot that this build writes.
+const FORMAT: u32 = 2;
+/// Of the stores that there are. That of a format is written by the last build of it.
+const GOLDEN: [u32; 1] = [1];
 
 /// Files by their path below a directory.
 type Files = BTreeMap<String, Vec<u8>>;
@@ -163,8 +165,8 @@ async fn check_views(client: &Client) {
     }
 }
 
-fn golden_path() -> PathBuf {
-    let name = format!("tests/manners/golden/store-format-{FORMAT}.zst");
+fn golden_path(format: u32) -> PathBuf {
+    let name = format!("tests/manners/golden/store-format-{format}.zst");
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }
 
@@ -183,15 +185,22 @@ async fn make_golden_store() {
     server.kill();
     let mut found = files(&store);
     found.remove(RESERVE);
-    std::fs::create_dir_all(golden_path().parent().expect("a directory")).expect("a directory");
-    std::fs::write(golden_path(), pack(&found)).expect("it is written");
+    let path = golden_path(FORMAT);
+    std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+    std::fs::write(path, pack(&found)).expect("it is written");
 }
 
 #[tokio::test]
-async fn a_store_of_an_earlier_build_is_opened_and_goes_on() {
+async fn stores_of_earlier_builds_are_opened_and_go_on() {
+    for format in GOLDEN {
+        opens_and_goes_on(format).await;
+    }
+}
+
+async fn opens_and_goes_on(format: u32) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let store = dir.path().join("store");
-    unpack(&std::fs::read(golden_path()).expect("the golden file"), &store);
+    unpack(&std::fs::read(golden_path(format)).expect("the golden file"), &store);
     let kinds = files(&store);
     for kind in ["meta/log/", "meta/snapshot/", "data/"] {
         assert!(kinds.keys().any(|name| name.starts_with(kind)), "it has no {kind}");
@@ -208,6 +217,10 @@ async fn a_store_of_an_earlier_build_is_opened_and_goes_on() {
     check_views(&client).await;
     let best = "SELECT id::text FROM best ORDER BY n DESC LIMIT 1";
     assert_eq!(text(&client, best).await, "1");
+    let records = files(&store);
+    let mut records = records.iter().filter(|(name, _)| name.starts_with("meta/log/"));
+    let (name, bytes) = records.next_back().expect("there are records");
+    assert_eq!(bytes[..4], FORMAT.to_be_bytes(), "{name} names the builds that may open it");
     // What was written to it now is read as well.
     server.restart(None).expect("it starts again");
     let client = server.connect().await.expect("a connection");
@@ -219,7 +232,8 @@ async fn a_store_of_an_earlier_build_is_opened_and_goes_on() {
 fn demand_newer_build(store: &Path) -> String {
     let mut records = files(store).into_iter().filter(|(name, _)| name.starts_with("meta/log/"));
     let (name, mut bytes) = records.next_back().expect("there are records");
-    assert_eq!(bytes[..4], FORMAT.to_be_bytes(), "a file of its own for each format");
+    let needed = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    assert!(needed <= FORMAT, "this build has not written it");
     bytes[..4].copy_from_slice(&(FORMAT + 1).to_be_bytes());
     std::fs::write(store.join(&name), bytes).expect("the record");
     name
@@ -229,7 +243,7 @@ fn demand_newer_build(store: &Path) -> String {
 async fn a_store_of_a_newer_build_is_refused_by_every_process_and_unchanged() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let store = dir.path().join("store");
-    unpack(&std::fs::read(golden_path()).expect("the golden file"), &store);
+    unpack(&std::fs::read(golden_path(GOLDEN[0])).expect("the golden file"), &store);
     let head = demand_newer_build(&store);
     let before = files(&store);
     let cluster: &[&str] = &["--listen=127.0.0.1:0", "--http=off", "--meta=127.0.0.1:9"];

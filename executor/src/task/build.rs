@@ -174,6 +174,11 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     Ok(Built { tasks, cuts: builder.cuts, reports: receiver, metrics, beside, stages })
 }
 
+/// How many tasks each fragment of a job has that is to have so many.
+pub fn fragment_tasks(graph: &JobGraph, of_job: usize) -> Vec<usize> {
+    graph.fragments.iter().map(|fragment| parallelism(fragment, of_job)).collect()
+}
+
 fn parallelism(fragment: &Fragment, of_job: usize) -> usize {
     if fragment.singleton { 1 } else { of_job.max(1) }
 }

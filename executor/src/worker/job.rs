@@ -257,6 +257,7 @@ impl Job {
         let progress = &self.metrics.progress;
         let uploaded = self.store.as_ref().and_then(|s| s.since_upload());
         JobStats {
+            fragment_tasks: self.metrics.fragment_tasks.clone(),
             operators: self.metrics.operators.iter().map(|m| m.read()).collect(),
             barrier_micros: self.barriers.micros(),
             epochs: self.epochs.get(),

@@ -26,7 +26,7 @@ use crate::layout::RowLayout;
 use crate::options::JOB_OPTIONS;
 use crate::publish::{Publisher, Target};
 use crate::stats::{JobMetrics, Progress};
-use crate::task::build::{Blueprint, build};
+use crate::task::build::{Blueprint, build, fragment_tasks};
 
 pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
     let kind = RelationKind::try_from(start.relation.kind).unwrap_or(RelationKind::Unspecified);
@@ -51,7 +51,7 @@ fn without_tasks(
 ) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
     let progress = Arc::new(Progress::new(shared.store.env().clone()));
-    let metrics = JobMetrics { operators: Vec::new(), progress };
+    let metrics = JobMetrics::plain(Vec::new(), progress);
     let (relation, errors) = (&start.relation, Arc::new(ErrorSink::default()));
     Ok(Job::new(relation, start.generation, store, Kind::Nothing, meta, metrics, errors))
 }
@@ -177,7 +177,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let kind = Kind::Table(table);
     let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
     let progress = Arc::new(Progress::new(shared.store.env().clone()));
-    let metrics = JobMetrics { operators: Vec::new(), progress };
+    let metrics = JobMetrics::plain(vec![1], progress);
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     if start.relation.has_connector() {
         let state = Arc::clone(&job.feed);
@@ -297,7 +297,11 @@ pub async fn start_graph(
         Arc::clone(&progress),
     );
     let kind = Kind::Derived(Box::new(derived));
-    let metrics = JobMetrics { operators: built.metrics, progress };
+    let metrics = JobMetrics {
+        operators: built.metrics,
+        fragment_tasks: fragment_tasks(graph, start.parallelism),
+        progress,
+    };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     let share = shared.shares.holder();
     job.spawn(built.tasks, &shared.runtime, &share);

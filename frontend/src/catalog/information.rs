@@ -11,7 +11,7 @@ use millrace_rpc::catalog::Relation;
 use super::objects::{TYPES, columns, indexes, namespaces, relkind, system_table};
 use super::pg::view_text;
 use super::rows::{Cell, Rows, row};
-use super::{SystemTables, lookahead};
+use super::{SystemTables, activity, lookahead};
 use crate::cluster::{PlacedVersion, SourceRow};
 use crate::ddl::drop::noun;
 use crate::ddl::show::{told_jobs, waits_for};
@@ -173,6 +173,10 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
         "relations" => relations(t),
         "processes" | "workers" => processes(t),
         "runs" => runs(t),
+        "tasks" => activity::tasks(t),
+        "compactions" => activity::compactions(t),
+        "caches" => activity::caches(t),
+        "requests" => activity::requests(t),
         _ => None,
     }
 }

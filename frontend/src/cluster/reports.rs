@@ -38,6 +38,7 @@ pub fn job_report(row: JobRow) -> JobReport {
         staged: row.staged as u64,
         idle_ms: None,
         feed_error: None,
+        fragment_tasks: row.fragment_tasks.iter().map(|tasks| *tasks as u32).collect(),
     }
 }
 
@@ -65,6 +66,7 @@ pub fn job_row(report: JobReport) -> JobRow {
         tables: report.tables.into_iter().map(table_row).collect(),
         published: report.published,
         staged: report.staged as usize,
+        fragment_tasks: report.fragment_tasks.iter().map(|tasks| *tasks as usize).collect(),
     }
 }
 

@@ -25,6 +25,7 @@ pub fn worker_report(worker: &Worker, store: &StateStore, id: JobId) -> JobRepor
         to_scan: stats.to_scan,
         reason: reason.or_else(|| delayed(store, id)),
         operators: stats.operators,
+        fragment_tasks: stats.fragment_tasks,
         tables: tables.into_iter().map(table_row).collect(),
         ..JobRow::default()
     });

@@ -13,8 +13,18 @@ const LOCKS: [&str; 2] = ["pg_locks", "pg_blocking_pids"];
 /// It tells of sessions, and of locks that they wait for where that is known.
 const SESSIONS: &str = "pg_stat_activity";
 /// Tables of `millrace_catalog` that tell how jobs are.
-const REPORTS: [&str; 6] =
-    ["jobs", "watermarks", "state_tables", "lookahead", "operators", "source"];
+const REPORTS: [&str; 10] = [
+    "jobs",
+    "watermarks",
+    "state_tables",
+    "lookahead",
+    "operators",
+    "source",
+    "tasks",
+    "compactions",
+    "caches",
+    "requests",
+];
 /// Names of the one that tells how processes are, also while there is no leader.
 const PROCESSES: [&str; 2] = ["millrace_catalog.processes", "millrace_catalog.workers"];
 
@@ -116,6 +126,9 @@ mod tests {
     fn statements_that_look_at_jobs_are_known() {
         let asks = |sql: &str| crate::statements::parse(sql).unwrap().iter().all(asks_for_reports);
         assert!(asks("SHOW JOBS") && asks("select state from Millrace_Catalog.JOBS"));
+        for table in ["tasks", "compactions", "caches", "requests"] {
+            assert!(asks(&format!("SELECT * FROM millrace_catalog.{table}")), "{table}");
+        }
         assert!(asks("SELECT pg_relation_size('t')"));
         assert!(!asks("SELECT * FROM millrace_catalog.relations") && !asks("SELECT * FROM jobs"));
         assert!(!asks("SELECT jobs FROM millrace_catalog.processes"));

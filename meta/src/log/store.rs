@@ -1,12 +1,12 @@
 //! Names, frames and single requests: what the log asks of an object store.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt, stream};
 use millrace_common::EnvHandle;
-use millrace_common::task::spawn;
+use millrace_common::task::{spawn, spawn_blocking};
 use millrace_rpc::log::{FrameError, LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
 use millrace_storage::object::{PutWatch, race};
@@ -22,6 +22,8 @@ use crate::state::MetaState;
 
 const LOG: &str = "meta/log";
 const SNAPSHOT: &str = "meta/snapshot";
+/// The states that backups have.
+const BACKUP: &str = "meta/backup";
 const PROBE: &str = "meta/probe";
 /// Records fetched at a time when opening: all there usually are, so that they cost one round.
 const OPEN_PARALLEL: usize = 512;
@@ -84,6 +86,11 @@ impl LogStore {
 
     fn snapshot_path(number: u64) -> Path {
         Path::from(format!("{SNAPSHOT}/{number:020}"))
+    }
+
+    /// Where the state is that a backup has, as of this record.
+    pub fn backup_path(number: u64) -> Path {
+        Path::from(format!("{BACKUP}/{number:020}"))
     }
 
     /// Refuses a store that lets two creators of one key win. How far its clock is from that of this process, and what
@@ -182,15 +189,7 @@ impl LogStore {
     /// The records from `first` on, at most `limit`, with the fold's verdicts: what a process has missed. They are folded
     /// anew from the newest snapshot before them.
     pub async fn replay(&self, first: u64, limit: usize) -> Result<Vec<Replayed>, MetaError> {
-        let snapshots = self.list_snapshots().await?;
-        let before = snapshots.iter().map(|(n, _)| *n).filter(|n| *n < first).max();
-        let mut state = match before {
-            Some(n) => {
-                let path = LogStore::snapshot_path(n);
-                MetaState::from_snapshot(decode::<Snapshot>(&path, &self.get(&path).await?)?)
-            }
-            None => MetaState::default(),
-        };
+        let mut state = self.newest_snapshot(first.saturating_sub(1)).await?;
         let mut replayed = Vec::new();
         while replayed.len() < limit {
             let number = state.number + 1;
@@ -204,6 +203,54 @@ impl LogStore {
             }
         }
         Ok(replayed)
+    }
+
+    /// The state after record `number`, folded anew: its records must still be there, unless a snapshot covers them.
+    pub async fn state_at(&self, number: u64) -> Result<MetaState, MetaError> {
+        let mut state = self.newest_snapshot(number).await?;
+        while state.number < number {
+            let next = state.number + 1;
+            let bytes = self.read(next).await?.ok_or(MetaError::Gap { number: next })?;
+            fold_next(&mut state, next, &bytes)?;
+        }
+        Ok(state)
+    }
+
+    /// The newest snapshot of a record up to `last`; without one, the state before the first record.
+    async fn newest_snapshot(&self, last: u64) -> Result<MetaState, MetaError> {
+        let snapshots = self.list_snapshots().await?;
+        match snapshots.iter().map(|(n, _)| *n).filter(|n| *n <= last).max() {
+            Some(n) => self.read_state(&LogStore::snapshot_path(n)).await,
+            None => Ok(MetaState::default()),
+        }
+    }
+
+    async fn read_state(&self, path: &Path) -> Result<MetaState, MetaError> {
+        Ok(MetaState::from_snapshot(decode::<Snapshot>(path, &self.get(path).await?)?))
+    }
+
+    /// The records of which a backup's state is there.
+    pub async fn list_backups(&self) -> Result<BTreeSet<u64>, MetaError> {
+        Ok(self.list(BACKUP).await?.into_iter().map(|(number, _)| number).collect())
+    }
+
+    /// Writes the state that a backup has; one that is already there is the same.
+    pub async fn put_backup(&self, state: MetaState) -> Result<(), MetaError> {
+        let path = LogStore::backup_path(state.number);
+        let bytes = spawn_blocking("encode a backup", move || encode_snapshot(&state)).await;
+        let bytes =
+            bytes.map_err(|e| MetaError::Store(format!("the backup was not encoded: {e}")))?;
+        match self.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
+            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// The state that a backup has; `None`: it is not there.
+    pub async fn read_backup(&self, number: u64) -> Result<Option<MetaState>, MetaError> {
+        let path = LogStore::backup_path(number);
+        let Some(bytes) = self.get_optional(&path).await? else { return Ok(None) };
+        Ok(Some(MetaState::from_snapshot(decode::<Snapshot>(&path, &bytes)?)))
     }
 
     /// The records from `first` on, as far as they are among the next few and can be read. Which ones there must be, the

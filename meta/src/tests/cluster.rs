@@ -12,7 +12,7 @@ use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
 
-use super::fake::{Behaviour, Cluster, Fake, NoCompactor};
+use super::fake::{Behaviour, Cluster, Fake, NoCompactor, Stream};
 use super::store::TestStore;
 use super::{TestEnv, table, view};
 use crate::cluster::Connect;
@@ -271,6 +271,55 @@ async fn a_drained_process_has_no_jobs_until_that_is_undone() {
     assert!(error.contains("there is no job 999"), "{error}");
     cluster.insert(t).await;
     assert_eq!(cluster.read(&[t, v, w]).await, [2, 2, 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_jobs_are_sent_to_a_process_that_does_not_answer() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let t = cluster.created(table("t")).await;
+    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    let message = |error: CallError| error.to_string();
+    // Both are there, and the leader does not reach them.
+    cluster.fake.set_stream(Stream::Broken);
+    beat(&meta, first).await.unwrap();
+    beat(&meta, second).await.unwrap();
+    let error = meta.move_job(t, second).await.map_err(message).unwrap_err();
+    assert!(error.contains(&format!("process {second} does not answer")), "{error}");
+    let error = meta.drain(first, false).await.map_err(message).unwrap_err();
+    assert!(error.contains(&format!("process {second} does not answer")), "{error}");
+    assert!(!meta.state_for_tests().processes.is_drained(first));
+    cluster.fake.set_stream(Stream::Sound);
+    // It answers, and has told nothing for a while.
+    tokio::time::sleep(PROCESS_LEASE - Duration::from_secs(1)).await;
+    let error = meta.move_job(t, second).await.map_err(message).unwrap_err();
+    assert!(error.contains("does not answer"), "{error}");
+    beat(&meta, first).await.unwrap();
+    beat(&meta, second).await.unwrap();
+    assert_eq!(meta.move_job(t, second).await.unwrap().jobs, [t.0]);
+    assert_eq!(meta.drain(second, false).await.unwrap().jobs, [t.0]);
+}
+
+/// What was written when the store refused it is told of, and who is silent.
+#[tokio::test(start_paused = true)]
+async fn what_goes_wrong_in_a_collection_is_told() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let compute = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    beat(&meta, compute).await.unwrap();
+    assert_eq!(meta.collection(true).await.unwrap().troubles, [""; 0]);
+    cluster.store.refuse_lists(true);
+    meta.apply(Entry::FenceProcess(FenceProcess { incarnations: vec![compute] })).await.unwrap();
+    let troubles = meta.collection(true).await.unwrap().troubles;
+    assert!(troubles.iter().any(|t| t.contains("were not swept this time: ")), "{troubles:?}");
+    cluster.store.refuse_lists(false);
+    assert_eq!(meta.collection(true).await.unwrap().troubles, [""; 0]);
+    let compute = registered(&meta, process(2, ProcessRole::Compute, "a:1")).await;
+    tokio::time::sleep(PROCESS_LEASE - Duration::from_secs(1)).await;
+    let report = meta.collection(true).await.unwrap();
+    let silent = format!("process {compute} has told nothing for ");
+    assert!(report.troubles.iter().any(|t| t.contains(&silent)), "{report:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::{
-    CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, FenceProcess, GiveUp,
-    LogEntry, LogRecord, MoveParts, MovedPart, PlaceJobs, RaiseGenerations, RegisterProcess,
-    SetSetting, Snapshot, SourceAdvance, SplitOffset, StartBackfill, decode_frame, encode_frame,
+    CreateBackup, CreateRelation, DeleteObjects, DropRelations, EditVersion, Entry, FenceProcess,
+    GiveUp, LogEntry, LogRecord, MoveParts, MovedPart, PlaceJobs, RaiseGenerations,
+    RegisterProcess, ReleaseBackup, SetSetting, Snapshot, SourceAdvance, SplitOffset,
+    StartBackfill, decode_frame, encode_frame,
 };
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::version::{Flushed, JobCommit, PublishHandle, RunMeta, SliceRef, VersionEdit};
@@ -75,6 +76,12 @@ pub enum Op {
         incarnation: u8,
         object: u8,
     },
+    Backup {
+        name: u8,
+    },
+    Release {
+        name: u8,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -93,6 +100,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..5).prop_map(|incarnation| Op::Fence { incarnation }),
         1 => (0u8..5, any::<u8>()).prop_map(|(incarnation, which)| Op::Place { incarnation, which }),
         1 => (0u8..5, any::<u8>()).prop_map(|(incarnation, object)| Op::GiveUp { incarnation, object }),
+        1 => (0u8..3).prop_map(|name| Op::Backup { name }),
+        1 => (0u8..3).prop_map(|name| Op::Release { name }),
     ]
 }
 
@@ -170,6 +179,8 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
             let incarnation = u64::from(*incarnation);
             Entry::GiveUp(GiveUp { incarnation, names: vec![object(*n)] })
         }
+        Op::Backup { name } => Entry::CreateBackup(CreateBackup { name: format!("b{name}") }),
+        Op::Release { name } => Entry::ReleaseBackup(ReleaseBackup { name: format!("b{name}") }),
     }
 }
 

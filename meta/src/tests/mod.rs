@@ -1,6 +1,7 @@
 //! Promises of the whole crate; those of a single module are tested beside it.
 
 mod backlog;
+mod backups;
 mod claims;
 pub mod clock;
 mod cluster;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,6 +38,7 @@ pub struct TestStore {
     put_takes: Mutex<Duration>,
     requests: AtomicU64,
     listed: Arc<AtomicU64>,
+    refuses_lists: AtomicBool,
 }
 
 impl TestStore {
@@ -52,6 +53,11 @@ impl TestStore {
 
     pub fn set_put_takes(&self, takes: Duration) {
         *self.put_takes.lock() = takes;
+    }
+
+    /// From now on, lists of all objects below a prefix fail, or do not.
+    pub fn refuse_lists(&self, refuses: bool) {
+        self.refuses_lists.store(refuses, Ordering::Relaxed);
     }
 
     pub fn faults_left(&self) -> usize {
@@ -136,6 +142,9 @@ impl ObjectStore for TestStore {
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         self.count();
+        if self.refuses_lists.load(Ordering::Relaxed) {
+            return futures::stream::iter([Err(lost())]).boxed();
+        }
         let listed = Arc::clone(&self.listed);
         let count = move |_: &Result<ObjectMeta>| {
             listed.fetch_add(1, Ordering::Relaxed);

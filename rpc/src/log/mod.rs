@@ -5,6 +5,7 @@
 //! (the oldest format whose builds may open the log, CRC-32 of the rest), then a [`LogRecord`]. A snapshot `meta/snapshot/<n:020>`
 //! has the same header, then a [`Snapshot`]: the fold of all records up to and including `n`.
 
+mod backup;
 mod definition;
 mod frame;
 mod job;
@@ -14,6 +15,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 
+pub use self::backup::{BackupSnapshot, CreateBackup, ReleaseBackup};
 pub use self::definition::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, SetSetting, SetUser,
     UserChange, UserSnapshot,
@@ -60,7 +62,7 @@ pub struct LogRecord {
 pub struct LogEntry {
     #[prost(
         oneof = "Entry",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73, 74"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73, 74, 80, 81"
     )]
     pub entry: Option<Entry>,
 }
@@ -116,6 +118,10 @@ pub enum Entry {
     GiveUp(GiveUp),
     #[prost(message, tag = "74")]
     DrainProcess(DrainProcess),
+    #[prost(message, tag = "80")]
+    CreateBackup(CreateBackup),
+    #[prost(message, tag = "81")]
+    ReleaseBackup(ReleaseBackup),
 }
 
 /// Moves the head, so that epochs follow the clock where some relation's content does.

@@ -1,5 +1,6 @@
 //! The fold's state, as snapshots hold it.
 
+use super::backup::BackupSnapshot;
 use super::definition::UserSnapshot;
 use super::process::ProcessSnapshot;
 use super::source::SourceSnapshot;
@@ -54,6 +55,9 @@ pub struct Snapshot {
     /// Nonces of the processes that were fenced last, oldest first.
     #[prost(fixed64, repeated, tag = "42")]
     pub fenced_nonces: Vec<u64>,
+    /// Those that are not released, in the order of their records.
+    #[prost(message, repeated, tag = "50")]
+    pub backups: Vec<BackupSnapshot>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

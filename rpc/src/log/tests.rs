@@ -36,7 +36,7 @@ fn golden_log_record() {
         "120162", // one entry: SetSetting a = b
     );
     let bytes = encode_frame(&record, sum);
-    assert_eq!(hex(&bytes[..4]), "00000001", "the format version");
+    assert_eq!(hex(&bytes[..4]), "00000002", "the format version");
     assert_eq!(u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]), sum(&bytes[8..]));
     assert_eq!(hex(&bytes[8..]), body);
     assert_eq!(decode_frame::<LogRecord>(&bytes, sum).unwrap(), record);
@@ -133,6 +133,33 @@ fn golden_snapshot_of_processes() {
     assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
 }
 
+/// As above.
+#[test]
+fn golden_entries_and_snapshot_of_backups() {
+    use prost::Message;
+    let entries = [
+        Entry::CreateBackup(CreateBackup { name: "b".into() }),
+        Entry::ReleaseBackup(ReleaseBackup { name: "b".into() }),
+    ];
+    for (entry, expected) in entries.into_iter().zip(["8205030a0162", "8a05030a0162"]) {
+        let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
+        assert_eq!(hex(&bytes), expected);
+        assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
+    }
+    let (name, objects) = ("b".to_owned(), vec!["n".to_owned(), "o".to_owned()]);
+    let backup = BackupSnapshot { name, number: 5, epoch: 300, objects, bytes: 7 };
+    let snapshot = Snapshot { backups: vec![backup], ..Snapshot::default() };
+    let body = concat!(
+        "920310", "0a0162", // called b
+        "1005", "18ac02", // record 5, epoch 300
+        "22016e", "22016f", // two objects,
+        "2807",   // and 7 bytes of them
+    );
+    let bytes = snapshot.encode_to_vec();
+    assert_eq!(hex(&bytes[bytes.len() - body.len() / 2..]), body);
+    assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
+}
+
 #[test]
 fn golden_log_snapshot() {
     let snapshot = Snapshot {
@@ -195,7 +222,9 @@ fn bytes_that_are_no_record_are_refused_by_what_is_wrong() {
         bytes[at] = byte;
         bytes
     };
-    assert_eq!(read(&with(3, 2)), FrameError::Newer { needed: 2 });
+    assert_eq!(read(&with(3, 3)), FrameError::Newer { needed: 3 });
+    // Of an earlier format.
+    assert!(decode_frame::<LogRecord>(&with(3, 1), sum).is_ok());
     assert_eq!(read(&with(3, 0)), FrameError::Version(0));
     assert_eq!(read(&with(9, 2)), FrameError::Checksum);
     // A field whose value is missing, under a sum that is right.

@@ -10,11 +10,12 @@ use super::admission::Admission;
 use super::peer::{Peer, Transport};
 use crate::call_error::CallError;
 use crate::operator::{
-    ClusterOverview, CollectionReport, JobVersions, OperatorService, PlacedJobs,
+    BackupList, BackupOverview, ClusterOverview, CollectionReport, JobVersions, OperatorService,
+    PlacedJobs,
 };
 use crate::proto::operator_client::OperatorClient;
 use crate::proto::operator_server::{Operator, OperatorServer};
-use crate::proto::{CollectionRequest, DrainRequest, Empty, MoveJobRequest};
+use crate::proto::{BackupRequest, CollectionRequest, DrainRequest, Empty, MoveJobRequest};
 use crate::rows::MAX_MESSAGE_BYTES;
 
 /// Where a process puts what it serves an operator as the leader, once it leads.
@@ -80,6 +81,27 @@ impl Operator for Served {
         self.admission.admit(&request)?;
         answer(self.leader()?.collection(request.into_inner().run).await)
     }
+
+    async fn create_backup(
+        &self,
+        request: Request<BackupRequest>,
+    ) -> Result<Response<BackupOverview>, Status> {
+        self.admission.admit(&request)?;
+        answer(self.leader()?.create_backup(request.into_inner().name).await)
+    }
+
+    async fn backups(&self, request: Request<Empty>) -> Result<Response<BackupList>, Status> {
+        self.admission.admit(&request)?;
+        answer(self.leader()?.backups().await)
+    }
+
+    async fn release_backup(
+        &self,
+        request: Request<BackupRequest>,
+    ) -> Result<Response<BackupOverview>, Status> {
+        self.admission.admit(&request)?;
+        answer(self.leader()?.release_backup(request.into_inner().name).await)
+    }
 }
 
 /// The leader, in another process.
@@ -123,5 +145,20 @@ impl OperatorService for RemoteOperator {
     async fn collection(&self, run: bool) -> Result<CollectionReport, CallError> {
         let send = |t, r| async move { client(t).collection(r).await };
         self.peer.wait(CollectionRequest { run }, send).await
+    }
+
+    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        let send = |t, r| async move { client(t).create_backup(r).await };
+        self.peer.wait(BackupRequest { name }, send).await
+    }
+
+    async fn backups(&self) -> Result<BackupList, CallError> {
+        let send = |t, r| async move { client(t).backups(r).await };
+        self.peer.ask(Empty {}, send).await
+    }
+
+    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        let send = |t, r| async move { client(t).release_backup(r).await };
+        self.peer.wait(BackupRequest { name }, send).await
     }
 }

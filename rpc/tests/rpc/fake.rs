@@ -20,7 +20,8 @@ use millrace_rpc::dml::{
 use millrace_rpc::log::{AlterRelation, MoveParts, RegisterProcess, UserChange};
 use millrace_rpc::loopback::Encoded;
 use millrace_rpc::operator::{
-    ClusterOverview, CollectionReport, JobVersions, OperatorService, PlacedJobs,
+    BackupList, BackupOverview, ClusterOverview, CollectionReport, JobVersions, OperatorService,
+    PlacedJobs,
 };
 use millrace_rpc::remote::{
     Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta,
@@ -439,6 +440,20 @@ impl OperatorService for Fake {
     async fn collection(&self, run: bool) -> Result<CollectionReport, CallError> {
         self.note(run);
         Ok(filled::one("millrace.rpc.CollectionReport"))
+    }
+
+    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        self.note(name);
+        Ok(filled::one("millrace.rpc.BackupOverview"))
+    }
+
+    async fn backups(&self) -> Result<BackupList, CallError> {
+        Ok(filled::one("millrace.rpc.BackupList"))
+    }
+
+    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+        self.note(name);
+        Ok(filled::one("millrace.rpc.BackupOverview"))
     }
 }
 

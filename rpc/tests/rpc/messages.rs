@@ -50,7 +50,7 @@ fn structs_written_by_hand_are_the_messages_of_the_text() {
             SourceWatermark PublishHandle VersionEdit Flushed JobCommit CommitGroup GroupMember
             StatementId;
         log: LogRecord LogEntry RegisterProcess FenceProcess PlaceJobs GiveUp DrainProcess
-            ProcessSnapshot
+            ProcessSnapshot CreateBackup ReleaseBackup BackupSnapshot
             SetUser UserSnapshot Transaction CreateRelation DropRelations CreateSchema DropSchema
             EditVersion RaiseGenerations SourceAdvance SplitMark SplitMarkAt SourceSplit SourceFile
             AlterRelation SplitOffset SetSetting DeleteObjects StartBackfill Detach Rebuild Tick

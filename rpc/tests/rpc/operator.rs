@@ -35,6 +35,11 @@ async fn an_operator_speaks_with_the_leader() {
     let collected = operator.collection(true).await.unwrap();
     assert_eq!(collected, filled::one("millrace.rpc.CollectionReport"));
     assert_eq!(fake.seen(), ["true"]);
+    let backup = filled::one("millrace.rpc.BackupOverview");
+    assert_eq!(operator.create_backup("a".into()).await.unwrap(), backup);
+    assert_eq!(operator.release_backup("b".into()).await.unwrap(), backup);
+    assert_eq!(fake.seen(), ["\"a\"", "\"b\""]);
+    assert_eq!(operator.backups().await.unwrap(), filled::one("millrace.rpc.BackupList"));
     match operator.move_job(FAILING, 1).await {
         Err(CallError::Sql(refused)) => assert_eq!(refused.message, error().message),
         other => panic!("{other:?}"),

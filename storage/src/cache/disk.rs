@@ -46,6 +46,7 @@ use crate::error::{Result, StorageError};
 const MAX_BLOCK_BYTES: usize = 256 << 20;
 /// The unit in which foyer evicts.
 const DEVICE_BLOCK_BYTES: usize = 16 << 20;
+const AREA_BYTES: u64 = DEVICE_BLOCK_BYTES as u64;
 /// Of the areas, the oldest: a block that is read there is written once more.
 const OLD_SHARE: f64 = 0.5;
 /// An area of which so much is out of date is evicted first.
@@ -142,6 +143,9 @@ pub struct DiskStats {
     pub dropped: u64,
     /// Written once more, because they were read when they were about to be evicted.
     pub kept: u64,
+    /// The areas that hold blocks, and all that there are.
+    pub used_bytes: u64,
+    pub limit_bytes: u64,
 }
 
 pub(super) struct DiskTier {
@@ -151,6 +155,8 @@ pub(super) struct DiskTier {
     overdue: Overdue,
     bounds: Bounds,
     admission: Box<dyn DiskAdmission>,
+    /// Of all areas.
+    areas_bytes: u64,
     admitted: AtomicU64,
     refused: AtomicU64,
     kept: AtomicU64,
@@ -209,6 +215,7 @@ impl DiskTier {
             runtime,
             bounds,
             admission: options.admission.build(),
+            areas_bytes: options.files() as u64 * AREA_BYTES,
             admitted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             kept: AtomicU64::new(0),
@@ -242,6 +249,8 @@ impl DiskTier {
             refused: self.refused.load(Ordering::Relaxed),
             dropped: self.overflowed() + self.left_out.load(Ordering::Relaxed),
             kept: self.kept.load(Ordering::Relaxed),
+            used_bytes: self.areas_bytes.saturating_sub(self.areas("clean") * AREA_BYTES),
+            limit_bytes: self.areas_bytes,
         }
     }
 

@@ -520,6 +520,8 @@ impl BlockCache {
         let mut stats = self.counters.snapshot();
         stats.memory_bytes = self.memory.usage() as u64;
         stats.index_bytes = self.indexes.usage() as u64;
+        stats.memory_limit = self.memory.capacity() as u64;
+        stats.index_limit = self.indexes.capacity() as u64;
         stats.disk = self.disk.get().map(DiskTier::stats).unwrap_or_default();
         stats
     }

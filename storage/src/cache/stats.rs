@@ -40,6 +40,8 @@ impl Counters {
             rounds: get(&self.rounds),
             memory_bytes: 0,
             index_bytes: 0,
+            memory_limit: 0,
+            index_limit: 0,
             disk: DiskStats::default(),
         }
     }
@@ -68,6 +70,9 @@ pub struct CacheStats {
     pub rounds: u64,
     pub memory_bytes: u64,
     pub index_bytes: u64,
+    /// What the memory of blocks, and that of indexes, may have at most.
+    pub memory_limit: u64,
+    pub index_limit: u64,
     /// What was offered to the disk tier.
     pub disk: DiskStats,
 }

@@ -86,6 +86,7 @@ impl Listing {
             self.store.pace.turn(RequestClass::List).await;
             self.store.count_list();
         }
+        let _under_way = is_first.then(|| self.store.pace.begin(RequestClass::List));
         let (store, prefix, after) = (&self.store, self.prefix.as_ref(), self.after.as_ref());
         let answer = self.answer.get_or_insert_with(|| match after {
             Some(after) => store.inner.list_with_offset(prefix, after),
@@ -96,7 +97,7 @@ impl Listing {
             Err(_) => Some(Err(store.timed_out(limit))),
         };
         if is_first && !matches!(item, Some(Err(_))) {
-            store.pace.answered(store.options.env.elapsed(began), 0);
+            store.pace.answered(RequestClass::List, store.options.env.elapsed(began), 0);
         }
         item
     }

@@ -160,15 +160,17 @@ impl Metered {
             let _held = kind.watch.as_ref().map(PutWatch::hold);
             self.pace.turn(class).await;
         }
+        let under_way = kind.class.map(|class| self.pace.begin(class));
         let began = self.options.env.now();
         let result = match timeout(limit, request()).await {
             Ok(result) => result,
             Err(_) => Err(self.timed_out(limit)),
         };
-        if kind.class.is_some() {
+        drop(under_way);
+        if let Some(class) = kind.class {
             match &result {
                 Err(error) if !is_answer(error) => self.pace.failed(Failure::of(error)),
-                _ => self.pace.answered(self.options.env.elapsed(began), kind.bytes),
+                _ => self.pace.answered(class, self.options.env.elapsed(began), kind.bytes),
             }
         }
         result

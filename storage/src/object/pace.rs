@@ -45,11 +45,15 @@ impl RequestClass {
     }
 }
 
-/// Requests of a class at this moment.
+/// Requests of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Wait because the store has asked for fewer.
+    /// Wait at this moment because the store has asked for fewer.
     pub waiting: usize,
+    /// Are under way at this moment.
+    pub in_flight: usize,
+    /// Answered since the store was opened.
+    pub served: u64,
     /// Have failed and are being tried again.
     pub retrying: usize,
 }
@@ -108,6 +112,8 @@ impl State {
 pub(super) struct Pace {
     state: Mutex<State>,
     retrying: [AtomicUsize; RequestClass::ALL.len()],
+    in_flight: [AtomicUsize; RequestClass::ALL.len()],
+    served: [AtomicU64; RequestClass::ALL.len()],
     slow_downs: AtomicU64,
     env: EnvHandle,
 }
@@ -119,6 +125,8 @@ impl Pace {
         Arc::new(Pace {
             state: Mutex::new(state),
             retrying: Default::default(),
+            in_flight: Default::default(),
+            served: Default::default(),
             slow_downs: AtomicU64::new(0),
             env,
         })
@@ -166,8 +174,15 @@ impl Pace {
         None
     }
 
+    /// Counts a request as one that is under way, until the answer is dropped.
+    pub fn begin(self: &Arc<Self>, class: RequestClass) -> UnderWay {
+        self.in_flight[class as usize].fetch_add(1, Ordering::Relaxed);
+        UnderWay { pace: Arc::clone(self), class }
+    }
+
     /// The store has answered.
-    pub fn answered(&self, took: Duration, bytes: u64) {
+    pub fn answered(&self, class: RequestClass, took: Duration, bytes: u64) {
+        self.served[class as usize].fetch_add(1, Ordering::Relaxed);
         let mut state = self.state.lock();
         let saturated = state.waits();
         state.limiter.answered(took, bytes, saturated, self.env.now());
@@ -194,6 +209,8 @@ impl Pace {
         let state = self.state.lock();
         let held = |class: RequestClass| Held {
             waiting: state.count(class),
+            in_flight: self.in_flight[class as usize].load(Ordering::Relaxed),
+            served: self.served[class as usize].load(Ordering::Relaxed),
             retrying: self.retrying[class as usize].load(Ordering::Relaxed),
         };
         PaceStats {
@@ -201,6 +218,19 @@ impl Pace {
             rate: state.limiter.rate(),
             slow_downs: self.slow_downs.load(Ordering::Relaxed),
         }
+    }
+}
+
+/// A request that is under way.
+#[derive(Debug)]
+pub(super) struct UnderWay {
+    pace: Arc<Pace>,
+    class: RequestClass,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.pace.in_flight[self.class as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 

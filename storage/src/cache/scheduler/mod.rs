@@ -40,6 +40,8 @@ struct State {
     /// Reads that are being tried again, by owner.
     retrying: HashMap<Owner, Retrying>,
     last_error: Option<String>,
+    /// By class.
+    served: [u64; Priority::ALL.len()],
 }
 
 /// Reads of one owner that have failed and are being tried again.
@@ -60,11 +62,14 @@ struct Counters {
     hedges_won: AtomicU64,
 }
 
-/// Reads of a class at this moment.
+/// Reads of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassStats {
+    /// At this moment.
     pub queued: usize,
     pub in_flight: usize,
+    /// Answered since the cache was opened, in the class that each was started in.
+    pub served: u64,
 }
 
 /// Reads of the store: those of this moment, and what has happened since the cache was opened.
@@ -173,6 +178,7 @@ impl ReadScheduler {
             timer: None,
             retrying: HashMap::default(),
             last_error: None,
+            served: Default::default(),
         };
         Arc::new(ReadScheduler {
             state: Mutex::new(state),
@@ -303,6 +309,7 @@ impl ReadScheduler {
     /// A request was answered.
     pub fn answered(&self, slot: Slot, took: Duration) {
         let mut state = self.state.lock();
+        state.served[slot.priority as usize] += 1;
         let State { queues, limiter, hedging, .. } = &mut *state;
         let saturated = queues.is_saturated(limiter.limit());
         limiter.answered(took, slot.bytes, saturated, self.env.now());
@@ -346,9 +353,9 @@ impl ReadScheduler {
     pub fn stats(&self) -> ReadStats {
         let state = self.state.lock();
         let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        let class = |p| {
+        let class = |p: Priority| {
             let (queued, in_flight) = state.queues.counts(p);
-            ClassStats { queued, in_flight }
+            ClassStats { queued, in_flight, served: state.served[p as usize] }
         };
         ReadStats {
             classes: Priority::ALL.map(class),
@@ -417,7 +424,10 @@ mod tests {
         }
         assert_eq!(permits.len(), 7, "one slot is kept for others");
         let permit = demand(&scheduler, 2).await;
-        assert_eq!(scheduler.stats().classes[0], ClassStats { queued: 1_993, in_flight: 8 });
+        assert_eq!(
+            scheduler.stats().classes[0],
+            ClassStats { queued: 1_993, in_flight: 8, served: 0 }
+        );
         drop(permit);
         drop(cold);
         drop(permits);

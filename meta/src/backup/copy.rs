@@ -1,0 +1,291 @@
+//! Copies of a store: one version of everything, taken while a server goes on.
+//!
+//! A version is what the log says up to one record. Its objects are copied first and its snapshot last: a copy
+//! that was cut off has no snapshot, holds no database, and can be begun again; what it has left behind says what it is
+//! a copy of. Of the newest version a server that runs may collect objects meanwhile. Then the log is read again and
+//! what its newer version names is copied too, until nothing of a version was missing; each round copies only what is
+//! new. What a named backup names stays.
+
+use std::sync::Arc;
+
+use futures::{StreamExt, TryStreamExt, stream};
+use millrace_common::collections::HashMap;
+use millrace_common::{EnvHandle, SqlError, SqlState};
+use millrace_rpc::catalog::RelationKind;
+use millrace_rpc::log::FenceProcess;
+use millrace_storage::StorageError;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+
+use super::named::{Backup, Backups};
+use crate::fold::fence_processes;
+use crate::log::LogStore;
+use crate::objects::references_of;
+use crate::state::MetaState;
+
+/// Objects copied at the same time; each is held in memory.
+const PARALLEL: usize = 4;
+/// How often the log is read anew before it is given up.
+const ROUNDS: usize = 100;
+/// Says what a copy is of, while it is not complete.
+const MARK: &str = "meta/copying";
+/// By how much the terms of a restored store are raised at least, and at most beyond that: no process of the store that
+/// it comes from, or of another one that comes from the same backup, is given the same numbers.
+const RAISE: (u64, u64) = (1_000, 1_000_000);
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// The last record that the copy contains.
+    pub record: u64,
+    pub objects: usize,
+    pub bytes: u64,
+    /// Sinks of the copy that wait, because it is to go on by itself.
+    pub paused_sinks: usize,
+}
+
+/// Which version is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which<'a> {
+    /// What the log says now.
+    Newest,
+    /// A backup that is not released, by its name or the number of its record.
+    Backup(&'a str),
+}
+
+/// What a copy is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// It is kept, to be restored some time.
+    Keep,
+    /// Servers are started on it, while others may still run on the original: they have higher terms and other
+    /// incarnations, and its sinks to targets outside of it wait, because the original may publish there.
+    Run,
+}
+
+/// Copies a version of the database in `from` to `to`, which is empty, or holds what an earlier copy of `origin`, the
+/// name of what is in `from`, has left behind.
+pub async fn copy(
+    from: Arc<dyn ObjectStore>,
+    to: Arc<dyn ObjectStore>,
+    origin: &str,
+    which: Which<'_>,
+    purpose: Purpose,
+) -> Result<Copied, SqlError> {
+    let (source, target) = (LogStore::new(Arc::clone(&from)), LogStore::new(Arc::clone(&to)));
+    let newest = source.open().await?.state;
+    if newest.number == 0 {
+        return Err(not_ready("there is no database in the store that is to be copied"));
+    }
+    let (state, mark) = match which {
+        Which::Newest => (newest, format!("the newest version of {origin}")),
+        Which::Backup(name) => {
+            let state = state_of(&source, backup_called(&newest, name)?).await?;
+            let mark = format!("record {} ({:08x}) of {origin}", state.number, state.crc);
+            (state, mark)
+        }
+    };
+    check_empty(&target, &to, &mark).await?;
+    let mut copied: HashMap<String, u64> = HashMap::default();
+    let mut state = copy_all(&from, &to, &source, state, which, &mut copied).await?;
+    // They are of the original: nothing of this is copied.
+    state.backups = Backups::default();
+    state.objects.forget_garbage();
+    let paused_sinks = match purpose {
+        Purpose::Keep => 0,
+        Purpose::Run => run_apart(&mut state)?,
+    };
+    target.put_snapshot(&state).await?;
+    let found = target.open().await?.state;
+    if found.number != state.number || found.crc != state.crc {
+        return Err(SqlError::new(
+            SqlState::DATA_CORRUPTED,
+            "the copy's log differs from the original's",
+        ));
+    }
+    // It is complete; a mark that stays does no harm.
+    let _ = to.delete(&Path::from(MARK)).await;
+    let bytes = copied.values().sum();
+    Ok(Copied { record: state.number, objects: copied.len(), bytes, paused_sinks })
+}
+
+/// Copies until nothing of a version was missing; returns that version.
+async fn copy_all(
+    from: &Arc<dyn ObjectStore>,
+    to: &Arc<dyn ObjectStore>,
+    source: &LogStore,
+    mut state: MetaState,
+    which: Which<'_>,
+    copied: &mut HashMap<String, u64>,
+) -> Result<MetaState, SqlError> {
+    let mut rounds = 0;
+    while let Some(missing) = copy_objects(from, to, &state, copied).await? {
+        let newer = source.open().await?.state;
+        if let Which::Backup(name) = which {
+            // It may have been released meanwhile.
+            backup_called(&newer, name)?;
+        }
+        rounds += 1;
+        if matches!(which, Which::Backup(_)) || newer.number == state.number {
+            return Err(SqlError::new(
+                SqlState::DATA_CORRUPTED,
+                format!("object \"{missing}\" does not exist, and the log names it"),
+            ));
+        }
+        if rounds == ROUNDS {
+            return Err(not_ready("objects are collected faster than they can be copied")
+                .with_hint(
+                    "ALTER SYSTEM SET object_retention to more than the copy takes, or make a backup with millrace ctl backup.",
+                ));
+        }
+        state = newer;
+    }
+    Ok(state)
+}
+
+/// Makes of a copied state one that goes on apart from the original. Returns how many sinks wait.
+fn run_apart(state: &mut MetaState) -> Result<usize, SqlError> {
+    let (least, most) = RAISE;
+    let raise = least + EnvHandle::default().random() % most;
+    state.term = state.term.max(state.processes.last()) + raise;
+    // They run on the original, if they still do: nobody has to ask them, or wait for them.
+    let incarnations = state.processes.live().keys().copied().collect();
+    fence_processes(state, &FenceProcess { incarnations })?;
+    let mut paused = 0;
+    for relation in state.relations.values_mut() {
+        let leads_out = relation.kind() == RelationKind::Sink && relation.target == 0;
+        if leads_out && !relation.paused {
+            Arc::make_mut(relation).paused = true;
+            paused += 1;
+        }
+    }
+    Ok(paused)
+}
+
+/// A backup by its name, or the number of its record.
+fn backup_called<'a>(state: &'a MetaState, name: &str) -> Result<&'a Backup, SqlError> {
+    let number: Option<u64> = name.parse().ok();
+    let mut backups = state.backups.iter();
+    let found = backups.find(|backup| backup.name == name || Some(backup.number) == number);
+    found.ok_or_else(|| {
+        let message = format!("there is no backup \"{name}\", or it has been released");
+        let names: Vec<&str> = state.backups.iter().map(|b| b.name.as_str()).collect();
+        SqlError::new(SqlState::UNDEFINED_OBJECT, message).with_hint(match names.is_empty() {
+            true => "There are none: millrace ctl backup create makes one.".to_owned(),
+            false => format!("There are: {}.", names.join(", ")),
+        })
+    })
+}
+
+async fn state_of(source: &LogStore, backup: &Backup) -> Result<MetaState, SqlError> {
+    let state = source.read_backup(backup.number).await?;
+    state.ok_or_else(|| {
+        not_ready(&format!("backup \"{}\" is not complete: its state is not there", backup.name))
+            .with_hint("The leader writes it; millrace ctl backup list shows when it has.")
+    })
+}
+
+/// Refuses a target that holds anything but what a copy of the same has left behind. Leaves the mark of this one.
+async fn check_empty(
+    target: &LogStore,
+    to: &Arc<dyn ObjectStore>,
+    mark: &str,
+) -> Result<(), SqlError> {
+    let hint = "Give an empty directory or prefix.";
+    let (records, snapshots) =
+        futures::try_join!(target.list_records_after(0), target.list_snapshots())?;
+    if !records.is_empty() || !snapshots.is_empty() {
+        let message = "the target of the copy holds a database already";
+        return Err(not_ready(message).with_hint(hint));
+    }
+    let path = Path::from(MARK);
+    let reading = |e| SqlError::from(StorageError::from_store("read", MARK, e));
+    match to.get(&path).await {
+        Ok(found) => {
+            let found = found.bytes().await.map_err(reading)?;
+            let found = String::from_utf8_lossy(&found);
+            if found != mark {
+                let message = format!(
+                    "the target of the copy holds what a copy of {found} has left behind, and this is a copy of {mark}"
+                );
+                return Err(not_ready(&message).with_hint(hint));
+            }
+        }
+        Err(object_store::Error::NotFound { .. }) => {
+            if let Some(first) = to.list(None).try_next().await.map_err(reading)? {
+                let message =
+                    format!("the target of the copy is not empty: it holds \"{}\"", first.location);
+                return Err(not_ready(&message).with_hint(hint));
+            }
+            let written = to.put(&path, mark.to_owned().into()).await;
+            written.map_err(|e| StorageError::from_store("write", MARK, e))?;
+        }
+        Err(e) => return Err(reading(e)),
+    }
+    Ok(())
+}
+
+/// Copies what the version names and is not copied yet; the first object that is not there any more.
+async fn copy_objects(
+    from: &Arc<dyn ObjectStore>,
+    to: &Arc<dyn ObjectStore>,
+    state: &MetaState,
+    copied: &mut HashMap<String, u64>,
+) -> Result<Option<String>, SqlError> {
+    let mut names: Vec<String> = state
+        .jobs
+        .values()
+        .flat_map(|job| references_of(&job.version))
+        .map(|(name, _)| name)
+        .filter(|name| !name.is_empty() && !copied.contains_key(*name))
+        .map(str::to_owned)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut copies = stream::iter(names)
+        .map(|name| async move {
+            let size = copy_object(from.as_ref(), to.as_ref(), &name).await?;
+            Ok::<_, SqlError>((name, size))
+        })
+        .buffer_unordered(PARALLEL);
+    let mut missing = None;
+    while let Some((name, size)) = copies.try_next().await? {
+        match size {
+            Some(size) => drop(copied.insert(name, size)),
+            None => missing = Some(name),
+        }
+    }
+    Ok(missing)
+}
+
+/// One object, read back and compared. `None`: it is not there. Objects never change, so that one which is at the
+/// target already is left as it is.
+async fn copy_object(
+    from: &dyn ObjectStore,
+    to: &dyn ObjectStore,
+    name: &str,
+) -> Result<Option<u64>, SqlError> {
+    let path = Path::from(name);
+    let reading = |e| SqlError::from(StorageError::from_store("read", name, e));
+    let bytes = match from.get(&path).await {
+        Ok(found) => found.bytes().await.map_err(reading)?,
+        Err(object_store::Error::NotFound { .. }) => return Ok(None),
+        Err(e) => return Err(reading(e)),
+    };
+    match to.put_opts(&path, bytes.clone().into(), PutMode::Create.into()).await {
+        Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
+        Err(e) => return Err(StorageError::from_store("write", name, e).into()),
+    }
+    let back = to.get(&path).await.map_err(reading)?.bytes().await.map_err(reading)?;
+    match back == bytes {
+        true => Ok(Some(bytes.len() as u64)),
+        false => Err(SqlError::new(
+            SqlState::DATA_CORRUPTED,
+            format!("the copy of object \"{name}\" differs from the original"),
+        )),
+    }
+}
+
+fn not_ready(message: &str) -> SqlError {
+    SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+}

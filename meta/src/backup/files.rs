@@ -1,0 +1,56 @@
+//! The states that backups have, in the object store: one object for each backup, written once its record is there
+//! and deleted once it is released.
+//!
+//! Which there must be, the log says. So a leader that ended half-way leaves nothing undone: the next one compares the
+//! store with the log, and does what is missing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+
+use crate::error::MetaError;
+use crate::log::LogStore;
+use crate::shared::Shared;
+
+pub struct BackupFiles {
+    shared: Arc<Shared>,
+    store: LogStore,
+    /// The records of which there is a state; `None`: that is not known yet. Locked while something is done.
+    there: Mutex<Option<BTreeSet<u64>>>,
+}
+
+impl BackupFiles {
+    pub fn new(shared: Arc<Shared>, store: LogStore) -> BackupFiles {
+        BackupFiles { shared, store, there: Mutex::default() }
+    }
+
+    /// Writes what backups lack and deletes what is of none. Asks nothing of the store where nothing has changed.
+    pub async fn settle(&self) -> Result<(), MetaError> {
+        let mut there = self.there.lock().await;
+        let there = match &mut *there {
+            Some(known) => known,
+            unknown => unknown.insert(self.store.list_backups().await?),
+        };
+        let wanted: BTreeSet<u64> =
+            self.shared.state.read().backups.iter().map(|backup| backup.number).collect();
+        for number in wanted.difference(&there.clone()) {
+            let state = self.store.state_at(*number).await?;
+            self.store.put_backup(state).await?;
+            there.insert(*number);
+        }
+        let released: Vec<u64> = there.difference(&wanted).copied().collect();
+        for number in released {
+            let failed = self.store.delete(vec![LogStore::backup_path(number)]).await;
+            if failed.is_empty() {
+                there.remove(&number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the state as of this record is in the store, as far as is known.
+    pub async fn has(&self, number: u64) -> bool {
+        self.there.lock().await.as_ref().is_some_and(|there| there.contains(&number))
+    }
+}
