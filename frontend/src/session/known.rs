@@ -15,6 +15,8 @@ const SESSIONS: &str = "pg_stat_activity";
 /// Tables of `millrace_catalog` that tell how jobs are.
 const REPORTS: [&str; 6] =
     ["jobs", "watermarks", "state_tables", "lookahead", "operators", "source"];
+/// How the names of functions end that tell how large something is.
+const SIZES: &str = "_size(";
 /// Names of the one that tells how processes are, also while there is no leader.
 const PROCESSES: [&str; 2] = ["millrace_catalog.processes", "millrace_catalog.workers"];
 
@@ -36,7 +38,11 @@ impl Session {
             }
         }
         match asks_for_reports(parsed) {
-            true => self.cluster().refresh_reports().await,
+            // What would be 0 without the leader is not known.
+            true if is_read(parsed) && contains(&parsed.text, SIZES) => {
+                self.cluster().refresh_reports().await
+            }
+            true => self.cluster().show_reports().await,
             false => Ok(()),
         }
     }
@@ -72,7 +78,7 @@ fn asks_for_reports(parsed: &ParsedStatement) -> bool {
                 true => names(&format!("millrace_catalog.{table}")),
                 false => names(table),
             };
-            names("millrace_catalog") && REPORTS.into_iter().any(names_table) || names("_size(")
+            names("millrace_catalog") && REPORTS.into_iter().any(names_table) || names(SIZES)
         }
         _ => false,
     }
