@@ -13,6 +13,7 @@ mod process;
 mod sessions;
 mod standalone;
 mod suites;
+mod takeover;
 mod tls;
 mod transfers;
 
