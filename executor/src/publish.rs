@@ -232,6 +232,11 @@ impl Publisher {
         handles: &[PublishHandle],
     ) -> Result<(), ExecError> {
         let Some(handle) = handles.last() else { return Ok(()) };
+        let known = self.known.load(Ordering::Relaxed);
+        if matches!(self.target, Target::Outside(_)) && handle.sequence <= known {
+            // Asked again, by a leader that was not told.
+            return Ok(());
+        }
         let recent = self.recent.lock().get(&handle.sequence).cloned();
         let mut chunks = match recent {
             Some(chunks) => chunks,
@@ -248,7 +253,6 @@ impl Publisher {
         match &self.target {
             Target::Outside(target) => {
                 let (sequence, epoch) = (handle.sequence, Epoch(handle.epoch));
-                let known = self.known.load(Ordering::Relaxed);
                 target.publish(&Publication { sequence, known, epoch, chunks }).await?;
                 self.known.fetch_max(sequence, Ordering::Relaxed);
             }

@@ -376,6 +376,12 @@ pub trait Cluster: Send + Sync + 'static {
         Ok(())
     }
 
+    /// The same for statements that show them: where the leader does not answer, the jobs are shown as the log has them,
+    /// waiting for one.
+    async fn show_reports(&self) -> Result<(), SqlError> {
+        self.refresh_reports().await
+    }
+
     /// Returns when `processes` tells how they are now, or the leader does not answer.
     async fn refresh_processes(&self) {}
 

@@ -22,6 +22,7 @@ use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
 use millrace_executor::error_sink::ErrorSink;
 use millrace_meta::LogFollower;
 use millrace_meta::settings::Settings;
+use millrace_meta::state::{JobRecord, MetaState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{
     CompactionReport, JobReports, MetaControl, ProcessReport, ProcessUsage, SourceReport,
@@ -41,8 +42,8 @@ use crate::cluster::{
     job_row,
 };
 
-/// How long a look at processes waits for the leader, which may be the one that is missed.
-const PROCESSES_WAIT: Duration = Duration::from_secs(2);
+/// How long a look at processes and jobs waits for the leader, which may be the one that is missed.
+const LOOK_WAIT: Duration = Duration::from_secs(2);
 
 /// What a frontend's process is made of.
 pub struct RemoteOptions {
@@ -93,6 +94,19 @@ impl From<JobReports> for Reports {
             compactions,
         }
     }
+}
+
+/// The jobs while nobody leads: they run, and commit nothing.
+fn waiting_for_leader(state: &MetaState) -> Vec<JobRow> {
+    let row = |(id, job): (&RelationId, &JobRecord)| JobRow {
+        relation: id.0,
+        state: "waiting".to_owned(),
+        reason: Some("the leader does not answer: the job goes on when one does".to_owned()),
+        epoch: job.version.epoch,
+        rows: job.version.row_count,
+        ..JobRow::default()
+    };
+    state.jobs.iter().map(row).collect()
 }
 
 impl std::fmt::Debug for RemoteCluster {
@@ -154,8 +168,20 @@ impl Cluster for RemoteCluster {
         Ok(())
     }
 
+    async fn show_reports(&self) -> Result<(), SqlError> {
+        let reports = match tokio::time::timeout(LOOK_WAIT, self.meta.jobs()).await {
+            Ok(Ok(reports)) => Reports::from(reports),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error.into()),
+            Ok(Err(_)) | Err(_) => {
+                Reports { jobs: self.log.read(waiting_for_leader), ..Reports::default() }
+            }
+        };
+        *self.reports.lock() = Arc::new(reports);
+        Ok(())
+    }
+
     async fn refresh_processes(&self) {
-        let reports = match tokio::time::timeout(PROCESSES_WAIT, self.meta.jobs()).await {
+        let reports = match tokio::time::timeout(LOOK_WAIT, self.meta.jobs()).await {
             Ok(Ok(reports)) => Reports::from(reports),
             // What the log says is shown all the same, and nothing that may be past.
             Ok(Err(_)) | Err(_) => Reports::default(),

@@ -272,6 +272,10 @@ fn what_is_committed_is_read_without_leader_and_worker() {
         assert!(error.message.contains("the leader does not answer"), "{error:?}");
         let error = alone.error("CREATE TABLE u (id bigint)").await;
         assert_eq!(error.state.0, "57P03", "{error:?}");
+        let jobs = "SELECT DISTINCT state, reason FROM millrace_catalog.jobs";
+        let shown = alone.text(jobs).await;
+        assert!(shown.starts_with("waiting|the leader does not answer"), "{shown}");
+        assert!(alone.text("SHOW JOBS").await.contains("the leader does not answer"));
     });
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_common::collections::HashMap;
 use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
-use millrace_rpc::services::{ComputeService, Cut, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle};
 use parking_lot::{Mutex, RwLock};
@@ -142,6 +142,18 @@ impl ComputeService for Computes {
         let (incarnation, service) = self.process_of(job).await;
         self.started.lock().insert(job, (start.generation, incarnation));
         self.call(incarnation, service.start_job(start)).await
+    }
+
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let (incarnation, service) = self.process_of(job).await;
+        self.started.lock().insert(job, (generation, incarnation));
+        self.call(incarnation, service.adopt_job(job, generation, record, after)).await
     }
 
     async fn cut(

@@ -5,6 +5,7 @@
 //! await, whatever it awaits.
 
 mod sink;
+mod start;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use millrace_common::{Env, Epoch, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::log::{Entry, RaiseGenerations, StartBackfill, Tick};
-use millrace_rpc::services::{ComputeService, Cut, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, RunningJob};
 use millrace_rpc::version::JobCommit;
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -84,9 +85,18 @@ impl Driver {
         }
         self.handle.set_attempted();
         self.shared.groups.abort(self.handle.id, Generation(u64::MAX));
-        if let Some(generation) = self.handle.generation() {
+        if let Some(generation) = self.handle.generation()
+            && self.ends_with_driver()
+        {
             self.compute.stop_job(self.handle.id, generation).await;
         }
+    }
+
+    /// Whether nobody else goes on with the job: it was dropped, or this process runs it itself. On other processes it
+    /// goes on for the next leader.
+    fn ends_with_driver(&self) -> bool {
+        self.shared.is_alone.get() != Some(&false)
+            || self.shared.generation(self.handle.id).is_none()
     }
 
     /// Generation after generation.
@@ -207,17 +217,16 @@ impl Driver {
         self.await_snapshot_epoch(generation).await?;
         let publishing = Publishing::new(self.follow());
         self.set_state(JobState::Starting);
-        self.open(generation).await?;
+        let running = self.open(generation).await?;
         // It runs, though its target may keep it waiting: who waits for running jobs waits for it.
         self.publish_state();
         self.handle.set_attempted();
         self.publish_staged(generation, &publishing).await;
-        // A worker starts with everything that is committed.
+        // A worker starts with everything that is committed, or has applied it.
         self.shared.published_all(self.handle.id);
-        info!(job = %self.label(), generation = generation.0, "job started");
         self.publish_state();
         self.handle.set_attempted();
-        self.run_epochs(generation, &publishing).await
+        self.run_epochs(generation, running, &publishing).await
     }
 
     /// Has the worker open what the job had computed, for those who read it, and waits until the job is rebuilt.
@@ -236,29 +245,17 @@ impl Driver {
         }
     }
 
-    /// Starts the tasks, if the job has any, from what is committed.
-    async fn open(&self, generation: Generation) -> Result<(), ExitReason> {
-        let Some(start) = self.start_message(generation) else {
-            return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
-        };
-        self.handle.set_stopped();
-        let record = start.record;
-        self.compute.start_job(start).await?;
-        self.handle.set_applied(record);
-        // The worker has opened the job anew: it is told again what has risen since.
-        self.shared.committed.lock().insert(self.handle.id);
-        self.handle.set_started(generation);
-        self.shared.compaction.look_at([self.handle.id]);
-        Ok(())
-    }
-
     /// Epoch after epoch. While one is on its way into the log, the tasks process the next.
     async fn run_epochs<'a, 'g: 'a>(
         &'g self,
         generation: Generation,
+        running: Option<RunningJob>,
         publishing: &'a Publishing<'g>,
     ) -> Result<(), ExitReason> {
         let mut in_flight = InFlight::new(self.commits());
+        if let Some(running) = running {
+            self.take_sealed(generation, running, &mut in_flight, publishing).await?;
+        }
         let mut last_cut: Option<Instant> = None;
         loop {
             let since = last_cut.map_or(Duration::MAX, |at| self.shared.env.elapsed(at));
@@ -325,28 +322,6 @@ impl Driver {
         }
     }
 
-    fn start_message(&self, generation: Generation) -> Option<StartJob> {
-        let state = self.shared.state.read();
-        let id = self.handle.id;
-        let job = state.jobs.get(&id)?;
-        let relation = state.relations.get(&id)?.as_ref().clone();
-        let own = Some(relation.parallelism as usize).filter(|tasks| *tasks > 0);
-        Some(StartJob {
-            relation,
-            generation,
-            version: job.version.as_ref().clone(),
-            record: state.number,
-            // Compactions have dropped versions below.
-            horizon: job.horizon,
-            inputs: job
-                .inputs
-                .iter()
-                .filter_map(|i| Some(state.relations.get(i)?.as_ref().clone()))
-                .collect(),
-            parallelism: own.unwrap_or(self.shared.parallelism),
-        })
-    }
-
     fn step(&self, since_cut: Duration, cut: Option<Position>) -> Step {
         let mut wants = self.shared.waits.wants(self.handle.id);
         wants.cut = self.handle.is_cut_requested();
@@ -411,6 +386,20 @@ impl Driver {
         let took = self.shared.env.elapsed(begun);
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
+        self.take(generation, commit, begun, in_flight, publishing).await
+    }
+
+    /// Has what was sealed logged, concluded and, of a sink, published, beside what the driver does next.
+    async fn take<'a, 'g: 'a>(
+        &'g self,
+        generation: Generation,
+        commit: JobCommit,
+        begun: Instant,
+        in_flight: &mut InFlight<'a, ExitReason>,
+        publishing: &'a Publishing<'g>,
+    ) -> Result<(), ExitReason> {
+        let (id, root) = (self.handle.id, commit.epoch == 0);
+        let from = in_flight.newest().map_or_else(|| self.committed_epoch(), |p| p.epoch);
         let ends_rebuild = commit.backfill.is_none() && self.is_rebuilding();
         if ends_rebuild {
             in_flight.drain().await?;

@@ -145,10 +145,11 @@ impl JobHandle {
         self.attempted.send_replace(true);
     }
 
-    /// Waits for the first start to succeed or fail, at most `limit`.
-    pub async fn wait_attempted(&self, limit: Duration) {
+    /// Waits for the first start to succeed or fail, at most `limit`. Whether it has.
+    pub async fn wait_attempted(&self, limit: Duration) -> bool {
         let mut attempted = self.attempted.subscribe();
-        let _ = tokio::time::timeout(limit, attempted.wait_for(|a| *a)).await;
+        let waited = tokio::time::timeout(limit, attempted.wait_for(|a| *a)).await;
+        matches!(waited, Ok(Ok(_)))
     }
 
     pub fn sealed(&self) -> Option<Sealed> {

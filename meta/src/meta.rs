@@ -286,6 +286,11 @@ impl Meta {
         self: &Arc<Self>,
         connect: Arc<dyn Connect>,
     ) -> Result<(), SqlError> {
+        *self.shared.inherited.lock() = {
+            let state = self.shared.state.read();
+            let running = state.jobs.iter().filter(|(_, job)| job.process != 0);
+            running.map(|(id, job)| (*id, Generation(job.version.generation))).collect()
+        };
         let cluster = Cluster::new(&self.shared, self.store.clone(), connect);
         let compute = Arc::clone(&cluster.computes) as Arc<dyn ComputeService>;
         let compactor = Arc::clone(&cluster.compactors) as Arc<dyn CompactorService>;
@@ -645,6 +650,13 @@ impl MetaService for Meta {
         generation: Generation,
         edit: VersionEdit,
     ) -> Result<bool, SqlError> {
+        // Which horizon another leader has told the process is known when the job is adopted.
+        if let Some(handle) = self.shared.job(job)
+            && !handle.wait_attempted(START_LIMIT).await
+        {
+            let message = format!("the leader does not know yet how far job {job} is");
+            return Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, message));
+        }
         // After a restart nobody may read what a flush with this horizon has left out.
         let horizon = self.shared.job(job).map_or(0, |handle| handle.horizon().0);
         let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon };

@@ -104,6 +104,9 @@ pub struct Shared {
     pub incarnation: OnceLock<u64>,
     /// Whether jobs run on this process; set when it leads.
     pub is_alone: OnceLock<bool>,
+    /// Generations that were there when this process began to lead, and may run: they are not started before their
+    /// processes have been asked.
+    pub inherited: Mutex<BTreeMap<JobId, Generation>>,
     /// The other processes of a cluster.
     pub members: Members,
     /// Whether this process's clock is right.
@@ -154,6 +157,7 @@ impl Shared {
             given_up: OnceLock::new(),
             incarnation: OnceLock::new(),
             is_alone: OnceLock::new(),
+            inherited: Mutex::default(),
             members: Members::default(),
             clock,
             advisory: AdvisoryLocks::default(),
@@ -326,6 +330,18 @@ impl Shared {
     pub async fn wait_applied(&self, id: JobId, record: u64) {
         let Some(handle) = self.job(id) else { return };
         let _ = handle.cancel.run_until_cancelled(handle.wait_applied(record)).await;
+    }
+
+    /// Completes when the process that a job runs on has applied to it and its inputs what earlier leaders have logged, or
+    /// is gone. Returns at once while there is none.
+    pub async fn wait_begun(&self, id: JobId) {
+        let (process, jobs) = {
+            let state = self.state.read();
+            let Some(job) = state.jobs.get(&id) else { return };
+            let jobs: Vec<JobId> = job.inputs.iter().copied().chain([id]).collect();
+            (job.process, jobs)
+        };
+        self.streams.wait_begun(process, &jobs).await;
     }
 
     /// Completes when every compute process has applied everything up to this record, or the server stops.

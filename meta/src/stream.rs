@@ -142,6 +142,23 @@ pub struct RecordStream {
     news: Notify,
     /// The last record up to which everything is applied; `u64::MAX`: the process is gone.
     applied: watch::Sender<u64>,
+    /// Where the stream begins, once that is known.
+    beginning: watch::Sender<Option<Beginning>>,
+}
+
+/// How far a process was from the records that the log had when this leader turned to it.
+struct Beginning {
+    /// The last of them.
+    record: u64,
+    at: Acknowledged,
+}
+
+impl Beginning {
+    /// Whether all of them are applied to these jobs.
+    fn is_over_for(&self, jobs: &[JobId]) -> bool {
+        let lacks = |(job, from): &(JobId, u64)| jobs.contains(job) && *from <= self.record;
+        self.at.received >= self.record && !self.at.behind.iter().any(lacks)
+    }
 }
 
 impl RecordStream {
@@ -161,6 +178,41 @@ impl RecordStream {
 
     fn next(&self, number: u64) -> Next {
         self.queue.lock().next(number)
+    }
+
+    /// The log has had the records up to this one when the stream was opened.
+    fn begin(&self, record: u64) {
+        {
+            let mut queue = self.queue.lock();
+            // Those before are there, and not kept.
+            queue.newest = queue.newest.max(record);
+        }
+        let at = Acknowledged::default();
+        self.beginning.send_replace(Some(Beginning { record, at }));
+    }
+
+    fn note_position(&self, at: &Acknowledged) {
+        self.beginning.send_if_modified(|beginning| {
+            let Some(beginning) = beginning else { return false };
+            let is_over =
+                beginning.at.received >= beginning.record && beginning.at.behind.is_empty();
+            if !is_over {
+                beginning.at = at.clone();
+            }
+            !is_over
+        });
+    }
+
+    /// Completes when the process has applied to these jobs all that the log had when this leader turned to it, or is
+    /// gone. A leader before this one may not have sent it everything.
+    async fn wait_begun(&self, jobs: &[JobId]) {
+        let (mut beginning, mut applied) = (self.beginning.subscribe(), self.applied.subscribe());
+        let begun = beginning.wait_for(|b| b.as_ref().is_some_and(|b| b.is_over_for(jobs)));
+        // The senders are in `self`.
+        tokio::select! {
+            _ = begun => {}
+            _ = applied.wait_for(|applied| *applied == u64::MAX) => {}
+        }
     }
 
     /// Jobs that have come further.
@@ -227,6 +279,14 @@ impl RecordStreams {
         }
     }
 
+    /// Completes when a process has applied to these jobs all that the log had when this leader turned to it, or is gone.
+    pub async fn wait_begun(&self, incarnation: u64, jobs: &[JobId]) {
+        let stream = self.0.lock().get(&incarnation).cloned();
+        if let Some(stream) = stream {
+            stream.wait_begun(jobs).await;
+        }
+    }
+
     /// The same of one process.
     pub async fn wait_applied_by(&self, incarnation: u64, number: u64) {
         let stream = self.0.lock().get(&incarnation).cloned();
@@ -252,7 +312,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Of the records after the newest one.
+    /// Of the records after the newest one, and of those before that an earlier leader has not sent.
     pub fn new(
         shared: Arc<Shared>,
         compute: Arc<dyn ComputeService>,
@@ -262,20 +322,45 @@ impl Sender {
         // Opened first: no record is between the newest and those that are kept.
         let stream = shared.streams.open(incarnation);
         let number = shared.state.read().number;
-        let acknowledged = Acknowledged { received: number, behind: Vec::new() };
+        stream.begin(number);
+        let acknowledged = Acknowledged::default();
         let (next, pause) = (number + 1, RETRY_MIN);
         Sender { shared, stream, compute, log, incarnation, next, acknowledged, pause }
     }
 
     pub async fn run(mut self) {
-        // What is before, the process will begin with.
-        self.shared.acknowledge(self.incarnation, &self.stream, &self.acknowledged);
+        self.begin().await;
         loop {
             match self.stream.next(self.next) {
                 Next::Message(message) => self.send(message).await,
                 Next::Missed => self.send_missed().await,
                 Next::Nothing => self.wait().await,
             }
+        }
+    }
+
+    /// Finds out what the process has.
+    async fn begin(&mut self) {
+        // Who has nothing yet begins with what is before. So does a process that runs everything itself.
+        let newest = Acknowledged { received: self.next - 1, behind: Vec::new() };
+        if self.shared.is_alone.get() != Some(&false) {
+            return self.note(newest);
+        }
+        loop {
+            let at = match self.compute.apply_records(StreamMessage::default()).await {
+                Ok(at) if at.received == 0 => newest.clone(),
+                Ok(at) => at,
+                Err(StreamError::Gap { next }) => {
+                    Acknowledged { received: next.saturating_sub(1), behind: Vec::new() }
+                }
+                Err(error) => {
+                    self.take_error(error).await;
+                    continue;
+                }
+            };
+            self.pause = RETRY_MIN;
+            self.next = at.received + 1;
+            return self.note(at);
         }
     }
 
@@ -349,6 +434,7 @@ impl Sender {
             return;
         }
         self.shared.acknowledge(self.incarnation, &self.stream, &at);
+        self.stream.note_position(&at);
         self.acknowledged = at;
     }
 }

@@ -43,11 +43,39 @@ pub struct Cut {
     pub record: u64,
 }
 
+/// A generation of a job as its process runs it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunningJob {
+    /// Of the last commit that is sealed or was concluded.
+    pub number: u64,
+    /// Versions of its rows below may be gone.
+    pub horizon: Epoch,
+    /// What is sealed and not concluded, oldest first: as far as the process knows, the log lacks it.
+    pub sealed: Vec<JobCommit>,
+    /// A cut is under way.
+    pub is_cutting: bool,
+}
+
 /// Served by a compute worker, called by meta.
 #[async_trait]
 pub trait ComputeService: Send + Sync {
     /// Builds the job's tasks; they wait for cuts (derived) or statements (tables).
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError>;
+
+    /// What a leader that takes over goes on with, if this generation of the job runs and is well; `None`: it is to be
+    /// started. Completes when a commit after number `after` is sealed or no cut is under way: a cut may wait for those
+    /// before it to be concluded. Asked again, the answer is the same. Cuts that were decided before `record`, which are
+    /// an earlier leader's, are refused from then on.
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let _ = (job, generation, record, after);
+        Ok(None)
+    }
 
     /// Ends an epoch in all tasks of the job and makes its delta durable (uploads done when this
     /// returns). The commit's `epoch` and `number` are as in the cut. A job may be cut again before earlier commits are

@@ -14,12 +14,13 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
 use millrace_rpc::remote::RemoteMeta;
-use millrace_rpc::services::{ComputeService, Cut, MetaService, SourceParts, StartJob};
+use millrace_rpc::request::RequestId;
+use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, SourceParts, StartJob};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEdit};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::warn;
+use tracing::{Instrument, warn};
 
 use super::elsewhere::FollowedInputs;
 
@@ -52,6 +53,17 @@ impl ComputeService for Following {
         self.worker.start_job(start).await
     }
 
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        self.reach(record).await?;
+        self.worker.adopt_job(job, generation, record, after).await
+    }
+
     async fn cut(
         &self,
         job: JobId,
@@ -59,7 +71,8 @@ impl ComputeService for Following {
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
         self.reach(cut.record).await?;
-        self.worker.cut(job, generation, cut).await
+        let worker = Arc::clone(&self.worker);
+        to_its_end("cut a job", async move { worker.cut(job, generation, cut).await }).await
     }
 
     async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
@@ -88,12 +101,28 @@ impl ComputeService for Following {
         generation: Generation,
         handles: Vec<PublishHandle>,
     ) -> Result<(), SqlError> {
-        self.worker.publish(job, generation, handles).await
+        let worker = Arc::clone(&self.worker);
+        let publish = async move { worker.publish(job, generation, handles).await };
+        to_its_end("publish a sink's change", publish).await
     }
 
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.worker.stop_job(job, generation).await;
     }
+}
+
+/// Does what ends only with the job, whatever becomes of the leader that has asked for it: the next one goes on with what
+/// it has made.
+async fn to_its_end<T: Send + 'static>(
+    name: &'static str,
+    work: impl Future<Output = Result<T, SqlError>> + Send + 'static,
+) -> Result<T, SqlError> {
+    let work = work.in_current_span();
+    let ended = match RequestId::current() {
+        Some(request) => spawn(name, request.scope(work)).await,
+        None => spawn(name, work).await,
+    };
+    ended.unwrap_or_else(|error| Err(SqlError::internal(format!("{name}: {error}"))))
 }
 
 /// Whether jobs may run elsewhere after this record, or nowhere.

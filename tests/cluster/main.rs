@@ -14,6 +14,7 @@ mod process;
 mod sessions;
 mod standalone;
 mod suites;
+mod takeover;
 mod tls;
 mod transfers;
 

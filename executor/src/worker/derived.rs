@@ -105,6 +105,8 @@ pub struct Derived {
     /// Rows that could not be read or computed.
     errors: Arc<ErrorSink>,
     progress: Arc<Progress>,
+    /// One publication at a time: that of a leader which was lost may still be under way.
+    publishing: tokio::sync::Mutex<()>,
 }
 
 /// What all tasks made of an epoch.
@@ -180,11 +182,13 @@ impl Derived {
             stages,
             errors,
             progress,
+            publishing: tokio::sync::Mutex::default(),
         }
     }
 
     /// Brings committed changes of a sink to its target, as one.
     pub async fn publish(&self, handles: &[PublishHandle]) -> Result<(), ExecError> {
+        let _one = self.publishing.lock().await;
         match &self.publisher {
             Some(publisher) => publisher.publish(&self.store, handles).await,
             None => Err(ExecError::internal("a job that is not a sink has nothing to publish")),

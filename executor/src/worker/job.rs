@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::cuts::Cuts;
 use super::derived::Derived;
 use super::feed::{Feed, FeedState};
 use super::table::Table;
@@ -56,6 +57,7 @@ pub struct Job {
     pub metrics: JobMetrics,
     pub barriers: BarrierLog,
     pub epochs: Counter,
+    pub cuts: Cuts,
     pub errors: Arc<ErrorSink>,
     /// Of a table with a connector: why that is not going on.
     pub feed: FeedState,
@@ -86,6 +88,7 @@ impl Job {
             metrics,
             barriers: BarrierLog::default(),
             epochs: Counter::default(),
+            cuts: Cuts::default(),
             errors,
             feed: FeedState::default(),
             flushing: AtomicBool::new(false),
@@ -247,6 +250,11 @@ impl Job {
     /// Ends it for a reason found elsewhere.
     pub fn set_failure(&self, error: SqlError) {
         self.failure.lock().error.get_or_insert(error);
+    }
+
+    /// Completes when the job has ended or is about to.
+    pub async fn stopped(&self) {
+        self.stop.cancelled().await;
     }
 
     pub fn is_stopped(&self) -> bool {

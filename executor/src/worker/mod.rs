@@ -4,6 +4,7 @@
 //! job that has been stopped stays readable for a while, since a failed job is stopped and started
 //! again and its readers should not notice; then its state is closed.
 
+mod cuts;
 mod derived;
 mod dml_service;
 mod feed;
@@ -23,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use millrace_common::fair_shares::{FairShares, threads_for};
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
-use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, StartJob};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle};
 use millrace_storage::StateStore;
@@ -268,20 +269,45 @@ fn not_running(job: JobId) -> SqlError {
 impl ComputeService for Worker {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
         let (id, generation) = (millrace_common::RelationId(start.relation.id), start.generation);
-        if self.shared.job(id).is_some_and(|j| j.generation > generation) {
+        let is_past = |job: &Job| {
+            let was_adopted = job.generation == generation && job.cuts.are_after(start.record);
+            job.generation > generation || was_adopted
+        };
+        if self.shared.job(id).is_some_and(|job| is_past(&job)) {
             return Err(not_running(id));
         }
         self.shared.remove(id, |_| true).await;
         // Also where another call has taken the job off and not come so far.
         self.shared.changelogs.close(id);
         let _opening = self.shared.begin_opening(id, start.record).await;
-        let horizon = start.horizon;
+        let (horizon, commits) = (start.horizon, start.version.commits);
         let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
+        job.cuts.begin_after(commits);
         if let Some(store) = &job.store {
             store.set_horizon(horizon);
         }
         self.shared.add(job);
         Ok(())
+    }
+
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let Some(job) = self.shared.job_of(job, generation) else { return Ok(None) };
+        let handed_over = tokio::select! {
+            biased;
+            () = job.stopped() => return Ok(None),
+            handed_over = job.cuts.hand_over(record, after) => handed_over,
+        };
+        if job.is_stopped() {
+            return Ok(None);
+        }
+        let horizon = job.store.as_ref().map_or(Epoch::ZERO, |store| store.horizon());
+        Ok(Some(RunningJob { horizon, ..handed_over }))
     }
 
     async fn cut(
@@ -291,6 +317,7 @@ impl ComputeService for Worker {
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
         let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
+        let _running = job.cuts.begin(cut)?;
         if let Kind::Table(table) = &job.kind {
             job.guard(table.await_batch()).await?;
         }
@@ -300,6 +327,11 @@ impl ComputeService for Worker {
             Kind::Table(table) => job.guard(table.cut(cut.number)).await,
             Kind::Derived(derived) => job.guard(derived.cut(cut)).await,
         }?;
+        // Where other processes lead, one may have to go on with it.
+        let is_logged = !commit.is_empty() || matches!(job.kind, Kind::Derived(_));
+        if self.shared.elsewhere.is_some() && is_logged {
+            job.cuts.seal(&commit);
+        }
         job.barriers.record(self.shared.store.env().elapsed(began));
         job.epochs.add(1);
         Ok(commit)
@@ -329,9 +361,13 @@ impl ComputeService for Worker {
         handles: Vec<PublishHandle>,
     ) -> Result<(), SqlError> {
         let job = self.shared.job_of(job, generation).ok_or_else(|| not_running(job))?;
-        match &job.kind {
-            Kind::Derived(derived) => derived.publish(&handles).await.map_err(|e| e.into_sql()),
-            _ => Err(SqlError::internal("only a sink publishes")),
+        let Kind::Derived(derived) = &job.kind else {
+            return Err(SqlError::internal("only a sink publishes"));
+        };
+        tokio::select! {
+            biased;
+            () = job.stopped() => Err(not_running(job.id)),
+            published = derived.publish(&handles) => published.map_err(|e| e.into_sql()),
         }
     }
 

@@ -335,6 +335,7 @@ impl Shared {
 }
 
 fn committed(job: &Job, number: u64, epoch: Epoch) {
+    job.cuts.conclude(number);
     let concluded = match &job.kind {
         Kind::Table(table) => table.committed(number, epoch),
         Kind::Derived(derived) => derived.committed(number, epoch),

@@ -25,6 +25,8 @@ const REPORTS: [&str; 10] = [
     "caches",
     "requests",
 ];
+/// How the names of functions end that tell how large something is.
+const SIZES: &str = "_size(";
 /// Names of the one that tells how processes are, also while there is no leader.
 const PROCESSES: [&str; 2] = ["millrace_catalog.processes", "millrace_catalog.workers"];
 
@@ -46,7 +48,11 @@ impl Session {
             }
         }
         match asks_for_reports(parsed) {
-            true => self.cluster().refresh_reports().await,
+            // What would be 0 without the leader is not known.
+            true if is_read(parsed) && contains(&parsed.text, SIZES) => {
+                self.cluster().refresh_reports().await
+            }
+            true => self.cluster().show_reports().await,
             false => Ok(()),
         }
     }
@@ -82,7 +88,7 @@ fn asks_for_reports(parsed: &ParsedStatement) -> bool {
                 true => names(&format!("millrace_catalog.{table}")),
                 false => names(table),
             };
-            names("millrace_catalog") && REPORTS.into_iter().any(names_table) || names("_size(")
+            names("millrace_catalog") && REPORTS.into_iter().any(names_table) || names(SIZES)
         }
         _ => false,
     }

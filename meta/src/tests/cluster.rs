@@ -43,6 +43,11 @@ impl Connect for Connections {
 }
 
 async fn leader(store: &Arc<TestStore>) -> (Cluster, Arc<Mutex<Vec<u64>>>) {
+    leader_of(store, Arc::default()).await
+}
+
+/// Leads the processes whose jobs this worker runs.
+pub async fn leader_of(store: &Arc<TestStore>, fake: Arc<Fake>) -> (Cluster, Arc<Mutex<Vec<u64>>>) {
     let options = MetaOptions {
         env: EnvHandle::new(TestEnv::new(store.requests() + 1)),
         alone: false,
@@ -51,7 +56,6 @@ async fn leader(store: &Arc<TestStore>) -> (Cluster, Arc<Mutex<Vec<u64>>>) {
         ..MetaOptions::new(Arc::clone(store) as _)
     };
     let meta = Meta::open(options).await.unwrap();
-    let fake = Arc::<Fake>::default();
     fake.attach(&meta);
     let fenced = Arc::<Mutex<Vec<u64>>>::default();
     let connect = Connections { worker: Arc::clone(&fake), fenced: Arc::clone(&fenced) };
@@ -59,19 +63,19 @@ async fn leader(store: &Arc<TestStore>) -> (Cluster, Arc<Mutex<Vec<u64>>>) {
     (Cluster { meta, fake, store: Arc::clone(store) }, fenced)
 }
 
-fn process(nonce: u64, role: ProcessRole, address: &str) -> RegisterProcess {
+pub fn process(nonce: u64, role: ProcessRole, address: &str) -> RegisterProcess {
     RegisterProcess { nonce, roles: vec![role as i32], address: address.into() }
 }
 
-async fn registered(meta: &Meta, process: RegisterProcess) -> u64 {
+pub async fn registered(meta: &Meta, process: RegisterProcess) -> u64 {
     MetaControl::register_process(meta, process).await.unwrap()
 }
 
-async fn beat(meta: &Meta, incarnation: u64) -> Result<u64, CallError> {
+pub async fn beat(meta: &Meta, incarnation: u64) -> Result<u64, CallError> {
     meta.beat(Heartbeat { incarnation, ..Heartbeat::default() }).await
 }
 
-fn placed(meta: &Meta, id: RelationId) -> (u64, Generation) {
+pub fn placed(meta: &Meta, id: RelationId) -> (u64, Generation) {
     let state = meta.state_for_tests();
     (state.jobs[&id].process, Generation(state.jobs[&id].version.generation))
 }
@@ -152,16 +156,16 @@ async fn another_leader_goes_on_with_the_processes_of_the_one_before() {
     let compute = registered(&cluster.meta, process(1, ProcessRole::Compute, "a:1")).await;
     let t = cluster.created(table("t")).await;
     let before = placed(&cluster.meta, t);
+    let fake = Arc::clone(&cluster.fake);
     cluster.meta.shutdown().await;
     drop(cluster);
-    let (cluster, fenced) = leader(&store).await;
+    let (cluster, fenced) = leader_of(&store, fake).await;
     assert_eq!(placed(&cluster.meta, t), before, "a change of leader raises no generation");
     assert!(beat(&cluster.meta, compute).await.is_ok());
     let names = cluster.meta.processes().into_iter().map(|p| p.process.registration.address);
     assert_eq!(names.collect::<Vec<_>>(), ["a:1", "m:1"], "the leader before is fenced");
-    // The table's job is opened again.
-    tokio::time::sleep(Duration::from_secs(1)).await;
     cluster.insert(t).await;
+    assert_eq!(placed(&cluster.meta, t), before, "nor later");
     assert!(fenced.lock().is_empty());
 }
 

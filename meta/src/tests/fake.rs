@@ -11,7 +11,8 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{Entry, MoveParts};
 use millrace_rpc::sequence::Sequence;
 use millrace_rpc::services::{
-    CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService, StartJob,
+    CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService, RunningJob,
+    StartJob,
 };
 use millrace_rpc::stream::{Acknowledged, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{BackfillState, JobCommit, PublishHandle, SliceRef, VersionEdit};
@@ -31,6 +32,8 @@ pub struct Behaviour {
     pub fail_cut: Option<String>,
     /// Its process does not answer.
     pub is_cut_off: bool,
+    /// A leader that takes over is not answered.
+    pub ignores_adoption: bool,
     /// A bug in what the driver runs itself.
     pub panic_in_cut: bool,
     pub cut_takes: Duration,
@@ -62,6 +65,10 @@ struct FakeJob {
     waiting: Vec<oneshot::Sender<Epoch>>,
     /// Of the cuts in flight.
     sealed: VecDeque<Sealed>,
+    /// The last commit that was concluded, if the worker hands it over all the same.
+    handed_over_again: Option<JobCommit>,
+    /// A cut of another leader is under way.
+    is_cutting: bool,
 }
 
 /// Acknowledgements and the content to be.
@@ -70,6 +77,7 @@ struct Sealed {
     number: u64,
     acks: Vec<oneshot::Sender<Epoch>>,
     value: i64,
+    commit: JobCommit,
 }
 
 /// How the record stream to a worker is.
@@ -90,6 +98,8 @@ struct World {
     /// Committed content of every relation over time; survives restarts, as the store would.
     content: HashMap<RelationId, Vec<(Epoch, i64)>>,
     cuts: Vec<(JobId, Generation, Epoch)>,
+    /// How often each was started.
+    starts: HashMap<JobId, usize>,
     stopped: HashSet<(JobId, Generation)>,
     /// How many epochs of each were cut and not concluded at a time, at the most.
     most_in_flight: HashMap<JobId, usize>,
@@ -149,10 +159,34 @@ impl World {
             own.number, commit.number,
             "commits of {id:?} are concluded in order, each once"
         );
+        if let Some(again) = &mut job.handed_over_again {
+            *again = own.commit;
+        }
         self.content.entry(id).or_default().push((*epoch, own.value));
         for ack in own.acks {
             let _ = ack.send(*epoch);
         }
+    }
+
+    /// What a leader that takes over is answered; `None`: nothing yet.
+    fn hand_over(
+        &self,
+        id: JobId,
+        generation: Generation,
+        after: u64,
+    ) -> Option<Option<RunningJob>> {
+        let Some(job) = self.jobs.get(&id).filter(|job| job.generation == generation) else {
+            return Some(None);
+        };
+        let again = job.handed_over_again.iter().filter(|commit| commit.number > 0);
+        let sealed = again.chain(job.sealed.iter().map(|own| &own.commit));
+        let running = || RunningJob {
+            number: job.number,
+            horizon: Epoch::ZERO,
+            sealed: sealed.cloned().collect(),
+            is_cutting: job.is_cutting,
+        };
+        (!job.is_cutting || job.number > after).then(|| Some(running()))
     }
 
     /// What becomes of a message on the way. `None`: it is lost, or its answer is.
@@ -213,6 +247,37 @@ impl Fake {
 
     pub fn cuts_of(&self, job: JobId) -> Vec<Epoch> {
         self.world.lock().cuts.iter().filter(|(j, _, _)| *j == job).map(|(_, _, e)| *e).collect()
+    }
+
+    /// How often a job was started.
+    pub fn starts_of(&self, job: JobId) -> usize {
+        self.world.lock().starts.get(&job).copied().unwrap_or(0)
+    }
+
+    /// Changes what the worker has sealed and nobody has logged.
+    pub fn sealed_of(&self, job: JobId, change: impl FnOnce(&mut Vec<JobCommit>)) {
+        let mut world = self.world.lock();
+        let sealed = &mut world.jobs.get_mut(&job).unwrap().sealed;
+        let mut commits = sealed.iter().map(|s| s.commit.clone()).collect();
+        change(&mut commits);
+        sealed.truncate(commits.len());
+        sealed.iter_mut().zip(commits).for_each(|(own, commit)| own.commit = commit);
+    }
+
+    /// A cut of another leader begins or ends.
+    pub fn set_cutting(&self, job: JobId, is_cutting: bool) {
+        self.world.lock().jobs.get_mut(&job).unwrap().is_cutting = is_cutting;
+    }
+
+    /// How many epochs are sealed and not concluded.
+    pub fn in_flight(&self, job: JobId) -> usize {
+        self.world.lock().jobs[&job].sealed.len()
+    }
+
+    /// From now on the worker hands over what was concluded last, too.
+    pub fn hand_over_again(&self, job: JobId) {
+        let mut world = self.world.lock();
+        world.jobs.get_mut(&job).unwrap().handed_over_again = Some(JobCommit::default());
     }
 
     pub fn set_stream(&self, stream: Stream) {
@@ -294,10 +359,35 @@ impl ComputeService for Fake {
             backfill: start.version.backfill,
             waiting: Vec::new(),
             sealed: Default::default(),
+            handed_over_again: None,
+            is_cutting: false,
         };
+        *world.starts.entry(id).or_default() += 1;
         world.record.get_or_insert(start.record);
         world.jobs.insert(id, job);
         Ok(())
+    }
+
+    async fn adopt_job(
+        &self,
+        id: JobId,
+        generation: Generation,
+        _: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let behaviour = self.world.lock().behaviours.get(&id).cloned().unwrap_or_default();
+        if behaviour.ignores_adoption {
+            std::future::pending::<()>().await;
+        }
+        if behaviour.is_cut_off {
+            return Err(SqlError::new(SqlState::CONNECTION_FAILURE, "planted"));
+        }
+        loop {
+            if let Some(answer) = self.world.lock().hand_over(id, generation, after) {
+                return Ok(answer);
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     async fn cut(
@@ -351,7 +441,8 @@ impl ComputeService for Fake {
             }
             if !commit.is_empty() {
                 job.number = cut.number;
-                job.sealed.push_back(Sealed { number: cut.number, acks, value });
+                let sealed = commit.clone();
+                job.sealed.push_back(Sealed { number: cut.number, acks, value, commit: sealed });
             }
             return Ok(commit);
         }
@@ -378,7 +469,8 @@ impl ComputeService for Fake {
                 Some(PublishHandle { sequence: *sequence, ..PublishHandle::default() });
         }
         job.number = cut.number;
-        job.sealed.push_back(Sealed { number: cut.number, acks: Vec::new(), value });
+        let (number, acks, sealed) = (cut.number, Vec::new(), commit.clone());
+        job.sealed.push_back(Sealed { number, acks, value, commit: sealed });
         Ok(commit)
     }
 

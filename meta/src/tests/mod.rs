@@ -20,6 +20,7 @@ mod reads;
 mod rebuild;
 mod store;
 mod stream;
+mod takeover;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -16,7 +16,7 @@ use crate::proto::compute_client::ComputeClient;
 use crate::proto::compute_server::{Compute, ComputeServer};
 use crate::proto::{self, Empty};
 use crate::rows::MAX_MESSAGE_BYTES;
-use crate::services::{ComputeService, Cut, StartJob};
+use crate::services::{ComputeService, Cut, RunningJob, StartJob};
 use crate::stream::{Acknowledged, StreamError, StreamMessage};
 use crate::version::{JobCommit, PublishHandle};
 
@@ -55,6 +55,18 @@ impl Compute for Served {
         let start = StartJob::try_from(request.into_inner()).map_err(CallError::into_status)?;
         self.inner.start_job(start).await.map_err(refused)?;
         Ok(Response::new(Empty {}))
+    }
+
+    async fn adopt_job(
+        &self,
+        request: Request<proto::AdoptJobRequest>,
+    ) -> Result<Response<proto::AdoptJobAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let proto::AdoptJobRequest { job, generation, record, after } = request.into_inner();
+        let (job, generation) = (RelationId(job), Generation(generation));
+        let running = self.inner.adopt_job(job, generation, record, after).await;
+        let running = running.map_err(refused)?.map(proto::RunningJob::from);
+        Ok(Response::new(proto::AdoptJobAnswer { running }))
     }
 
     async fn cut(
@@ -201,6 +213,19 @@ impl ComputeService for RemoteCompute {
         let started =
             self.peer.wait(request, |t, r| async move { client(t).start_job(r).await }).await;
         Ok(started.map(drop)?)
+    }
+
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let (job, generation) = (job.0, generation.0);
+        let request = proto::AdoptJobRequest { job, generation, record, after };
+        let answer = self.peer.wait(request, |t, r| async move { client(t).adopt_job(r).await });
+        Ok(answer.await?.running.map(RunningJob::from))
     }
 
     async fn cut(

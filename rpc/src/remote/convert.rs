@@ -6,7 +6,7 @@ use millrace_common::{Epoch, Generation, JobId, RelationId};
 
 use crate::call_error::CallError;
 use crate::proto::{self, entry_outcome, live_part};
-use crate::services::{CompactionTask, LivePart, PartKind, StartJob};
+use crate::services::{CompactionTask, LivePart, PartKind, RunningJob, StartJob};
 use crate::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamMessage};
 
 /// A field that must be there.
@@ -45,6 +45,20 @@ impl TryFrom<proto::StartJobRequest> for StartJob {
             inputs: start.inputs,
             parallelism: start.parallelism as usize,
         })
+    }
+}
+
+impl From<RunningJob> for proto::RunningJob {
+    fn from(job: RunningJob) -> proto::RunningJob {
+        let RunningJob { number, horizon, sealed, is_cutting } = job;
+        proto::RunningJob { number, horizon: horizon.0, sealed, cutting: is_cutting }
+    }
+}
+
+impl From<proto::RunningJob> for RunningJob {
+    fn from(job: proto::RunningJob) -> RunningJob {
+        let proto::RunningJob { number, horizon, sealed, cutting } = job;
+        RunningJob { number, horizon: Epoch(horizon), sealed, is_cutting: cutting }
     }
 }
 

@@ -28,7 +28,7 @@ use millrace_rpc::remote::{
     Server,
 };
 use millrace_rpc::services::{
-    CompactionTask, CompactorService, ComputeService, Cut, LivePart, StartJob,
+    CompactionTask, CompactorService, ComputeService, Cut, LivePart, RunningJob, StartJob,
 };
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, StatementId, VersionEdit};
@@ -124,6 +124,24 @@ impl ComputeService for Fake {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
         self.note(start);
         Ok(())
+    }
+
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        self.note((job, generation, record, after));
+        self.answer(job).await?;
+        let running = || RunningJob {
+            number: record + 1,
+            horizon: Epoch(record + 2),
+            sealed: vec![filled::one("millrace.version.JobCommit"); 2],
+            is_cutting: true,
+        };
+        Ok((record > 0).then(running))
     }
 
     async fn cut(

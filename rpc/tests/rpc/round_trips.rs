@@ -74,6 +74,16 @@ async fn compute() {
         };
         compute.start_job(start.clone()).await.unwrap();
         assert_eq!(fake.seen(), shown(start));
+        assert_eq!(compute.adopt_job(JOB, GENERATION, 0, 3).await.unwrap(), None);
+        let running = compute.adopt_job(JOB, GENERATION, 1 << 40, 4).await.unwrap().unwrap();
+        assert_eq!((running.number, running.horizon), ((1 << 40) + 1, Epoch((1 << 40) + 2)));
+        assert_eq!(running.sealed, vec![filled::one("millrace.version.JobCommit"); 2]);
+        assert!(running.is_cutting);
+        let asked = [(JOB, GENERATION, 0, 3), (JOB, GENERATION, 1u64 << 40, 4)].map(shown);
+        assert_eq!(fake.seen(), asked.concat());
+        let failed = compute.adopt_job(FAILING, GENERATION, 1, 0).await.unwrap_err();
+        assert_eq!(failed.message, error().message);
+        fake.seen();
         let cut = Cut { epoch: Epoch(1 << 50), number: 9, record: 17 };
         let commit = compute.cut(JOB, GENERATION, cut).await.unwrap();
         assert_eq!(commit, filled::one("millrace.version.JobCommit"));

@@ -1,6 +1,7 @@
 //! A worker on an in-memory store, with a meta service that fits in a page: an epoch counter, each
 //! job's version, and cuts on request.
 
+mod adoption;
 mod ahead;
 mod chains;
 mod lookahead;
@@ -43,6 +44,7 @@ use parking_lot::Mutex;
 
 use super::{Worker, WorkerOptions, start};
 use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict};
+use crate::input::relations::Elsewhere;
 use crate::options::ExecOptions;
 
 /// (id, value, weight)
@@ -305,14 +307,25 @@ impl Cluster {
         exec: ExecOptions,
         set: impl FnOnce(&mut StoreOptions),
     ) -> Cluster {
+        Cluster::led(profile, exec, set, |_| None).await
+    }
+
+    /// With jobs on other processes, as far as there are any.
+    async fn led(
+        profile: Profile,
+        exec: ExecOptions,
+        set: impl FnOnce(&mut StoreOptions),
+        elsewhere: impl FnOnce(&Arc<FakeMeta>) -> Option<Arc<dyn Elsewhere>>,
+    ) -> Cluster {
         let sim = SimStore::in_memory(profile, 1);
         let mut options = StoreOptions::new(Arc::new(sim.clone()), 1);
         set(&mut options);
         let store = StateStore::open(options).await.unwrap();
         let mut options = WorkerOptions::new(Arc::clone(&store));
         options.exec = exec;
-        let worker = Worker::new(options);
         let meta = Arc::new(FakeMeta::default());
+        options.elsewhere = elsewhere(&meta);
+        let worker = Worker::new(options);
         meta.worker.set(Arc::downgrade(&worker)).unwrap();
         worker.set_meta(Arc::new(Meta(Arc::clone(&meta))));
         Cluster { worker, meta, store, sim }
