@@ -21,6 +21,8 @@ struct Contact {
     pinned: BTreeSet<String>,
     jobs: Vec<JobReport>,
     usage: ProcessUsage,
+    /// The last record that it had applied.
+    applied: u64,
     /// Heartbeats that are not answered yet.
     answering: usize,
 }
@@ -28,7 +30,7 @@ struct Contact {
 impl Contact {
     fn at(now: Instant) -> Contact {
         let (pinned, jobs, usage) = (BTreeSet::new(), Vec::new(), ProcessUsage::default());
-        Contact { last: now, reads_from: None, pinned, jobs, usage, answering: 0 }
+        Contact { last: now, reads_from: None, pinned, jobs, usage, applied: 0, answering: 0 }
     }
 }
 
@@ -66,15 +68,19 @@ impl Members {
         }
     }
 
+    /// A heartbeat that others have overtaken says nothing: what it does not pin may be pinned since.
     pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
-        let Heartbeat { incarnation, reads_from, pinned, jobs, usage, .. } = heartbeat;
+        let Heartbeat { incarnation, applied, reads_from, pinned, jobs, usage, .. } = heartbeat;
         let usage = ProcessUsage { incarnation, ..usage.unwrap_or_default() };
         let reads_from = reads_from.map(Epoch);
         let pinned = pinned.into_iter().collect();
         let mut contacts = self.0.lock();
         let contact = contacts.entry(incarnation).or_insert_with(|| Contact::at(now));
+        if applied < contact.applied {
+            return;
+        }
         let answering = contact.answering;
-        *contact = Contact { last: now, reads_from, pinned, jobs, usage, answering };
+        *contact = Contact { last: now, reads_from, pinned, jobs, usage, applied, answering };
     }
 
     /// While the answer lives, the process is not lost: it waits for this one.
@@ -210,5 +216,17 @@ mod tests {
         assert!(!members.pins("a"), "it has told that it is done");
         members.keep(|id| id != 2);
         assert_eq!(members.reads_from(), None);
+    }
+
+    /// An object is deleted once every process has applied its record and none pins it: the newest heartbeat says both.
+    #[tokio::test]
+    async fn a_heartbeat_that_comes_late_gives_no_pin_back() {
+        let members = Members::default();
+        let newer = Heartbeat { applied: 8, pinned: vec!["a".into()], ..beat(1) };
+        members.note(newer, Instant::now());
+        members.note(Heartbeat { applied: 7, ..beat(1) }, Instant::now());
+        assert!(members.pins("a"));
+        members.note(Heartbeat { applied: 8, ..beat(1) }, Instant::now());
+        assert!(!members.pins("a"));
     }
 }

@@ -53,7 +53,7 @@ impl Link {
         let first = metas.first().map(String::as_str).unwrap_or_default();
         let peer = Peer::new(first, Arc::clone(&identity), limits).map_err(refused)?;
         let search = LeaderSearch::new(metas, log, &identity, &admission, &peer);
-        let process = RegisterProcess {
+        let mut process = RegisterProcess {
             nonce: env.random().max(1),
             roles: vec![role as i32],
             address: advertised.address.clone(),
@@ -83,6 +83,10 @@ impl Link {
                         warn!(%error, ?metas, "a leader cannot be reached, trying again");
                     }
                     attempts += 1;
+                    if matches!(error, CallError::Sql(_)) {
+                        // An answer that came too late may have been followed by a fence, which holds for this number.
+                        process.nonce = env.random().max(1);
+                    }
                     tokio::time::sleep(PAUSE).await;
                 }
             }

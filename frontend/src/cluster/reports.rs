@@ -170,6 +170,7 @@ mod tests {
             tables: vec![table],
             published: 31,
             staged: 32,
+            fragment_tasks: vec![33, 34],
         };
         // Every field differs from its default, so one that is not carried shows.
         let told = format!("{row:?}");

@@ -14,7 +14,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::fake::Cluster;
 use super::fold::object;
-use super::{relation, view};
+use super::{relation, table, view};
 use crate::backup::copy::{Copied, Purpose, Which, copy};
 use crate::backup::files::BackupFiles;
 use crate::log::LogStore;
@@ -159,8 +159,9 @@ async fn a_backup_is_restored_while_the_original_goes_on() {
     let (cluster, t, run) = with_run().await;
     let v = cluster.created(view("v", &[t])).await;
     let sink = |name, target: u32| Relation { target, ..relation(name, RelationKind::Sink, &[t]) };
+    let u = cluster.created(table("u")).await;
     let (out, inside) =
-        (cluster.create(sink("out", 0)).await, cluster.create(sink("inside", t.0)).await);
+        (cluster.create(sink("out", 0)).await, cluster.create(sink("inside", u.0)).await);
     let made = cluster.meta.create_backup(String::new()).await.unwrap();
     assert!(made.name.starts_with("20") && made.name.contains('T'), "{}", made.name);
     add_run(&cluster, t, 2).await;
