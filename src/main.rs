@@ -90,7 +90,7 @@ struct Demo {
     /// Events a second, of all three kinds
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     rate: u64,
-    /// Ends by itself after so many seconds
+    /// Ends by itself after it has shown its views for so many seconds
     #[arg(long)]
     seconds: Option<u64>,
     /// A server or cluster that runs: HOST:PORT, or what psql takes, as postgres://root@127.0.0.1:4566/dev; a password
@@ -228,8 +228,8 @@ fn run_demo(demo: Demo, given: &ArgMatches) -> Result<(), String> {
     result
 }
 
-/// Ctrl-C, SIGTERM, or the end of the time that was given.
-async fn demo_end(seconds: Option<u64>) {
+/// Ctrl-C or SIGTERM, or the end of the time that was given, which begins now.
+async fn demo_end(stop: impl Future<Output = ()>, seconds: Option<u64>) {
     let until = async {
         match seconds {
             Some(seconds) => tokio::time::sleep(std::time::Duration::from_secs(seconds)).await,
@@ -237,14 +237,14 @@ async fn demo_end(seconds: Option<u64>) {
         }
     };
     tokio::select! {
-        () = stop_signal() => {}
+        () = stop => {}
         () = until => {}
     }
 }
 
 async fn show_connected_demo(address: &str, rate: u64, seconds: Option<u64>) -> Result<(), String> {
     let remote = millrace::demo::remote::Remote::connect(address).await?;
-    let stop = demo_end(seconds);
+    let stop = stop_signal();
     tokio::pin!(stop);
     let created = tokio::select! {
         created = millrace::demo::create(&remote, rate) => Some(created),
@@ -252,7 +252,7 @@ async fn show_connected_demo(address: &str, rate: u64, seconds: Option<u64>) -> 
     };
     if let Some(Ok(())) = created {
         say("Try: SELECT * FROM millrace_demo.sellers ORDER BY bids DESC LIMIT 5;\n");
-        millrace::demo::show(&remote, stop).await;
+        millrace::demo::show(&remote, demo_end(stop, seconds)).await;
     }
     let cleaned = remote.clean_up().await;
     created.unwrap_or(Ok(()))?;
@@ -268,7 +268,7 @@ async fn show_demo(
 ) -> Result<(), String> {
     let server =
         Standalone::start(config, Overrides::threads_apart()).await.map_err(|e| e.to_string())?;
-    let stop = demo_end(seconds);
+    let stop = stop_signal();
     tokio::pin!(stop);
     let created = tokio::select! {
         created = millrace::demo::create(&server, rate) => Some(created),
@@ -277,7 +277,7 @@ async fn show_demo(
     if let Some(Ok(())) = created {
         greet(&server);
         say("Try: SELECT * FROM sellers ORDER BY bids DESC LIMIT 5;\n");
-        millrace::demo::show(&server, stop).await;
+        millrace::demo::show(&server, demo_end(stop, seconds)).await;
         say("\nThe demo has ended.");
     }
     server.shutdown().await;
