@@ -58,7 +58,7 @@ async fn what_is_sealed_is_handed_over_until_the_log_has_it() {
     let (c, t) = led().await;
     // The table's epochs end only when the test says so.
     let turn = Arc::clone(&c.meta.jobs.lock()[&t].turn);
-    let turn = turn.lock_owned().await;
+    let _turn = turn.lock_owned().await;
     assert_eq!(handed_over(&c, t, 0).await, (0, vec![]));
     let rows = [(1, 10, 1), (2, 20, 1)];
     let mut insert = Box::pin(c.dml(t, &rows, INSERT));
