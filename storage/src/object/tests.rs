@@ -448,7 +448,8 @@ async fn lists_and_deletes_outlive_every_fault_that_passes() {
         // Those that would exceed the rate wait, so that none need be refused.
         assert!(stats.retries > lists || faults.slow_down_above > 0, "{faults:?}: {stats:?}");
         assert_eq!(stats.errors, 0, "{faults:?}");
-        assert_eq!(store.pace_stats().classes, [Held::default(); 4], "nothing waits any more");
+        let is_idle = |c: &Held| (c.waiting, c.in_flight, c.retrying) == (0, 0, 0);
+        assert!(store.pace_stats().classes.iter().all(is_idle), "nothing waits any more");
         let slow = faults.slow_down > 0.0 || faults.slow_down_above > 0;
         assert_eq!(store.pace_stats().slow_downs > 0, slow, "{faults:?}");
     }
