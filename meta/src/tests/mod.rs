@@ -17,6 +17,7 @@ mod many_jobs;
 mod processes;
 mod reads;
 mod rebuild;
+pub mod simulation;
 mod store;
 mod stream;
 
