@@ -25,9 +25,12 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 mod caches;
+mod precedence;
 
 pub use self::caches::Cache;
 use self::caches::{CacheState, targets};
+use self::precedence::Precedence;
+pub use self::precedence::Precedes;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -87,6 +90,7 @@ pub struct MemoryGovernor {
     turns: Semaphore,
     /// Turns that have ended.
     turns_ended: AtomicU64,
+    precedence: Precedence,
 }
 
 /// Who works with less than this part of the limit needs no turn.
@@ -123,6 +127,7 @@ impl MemoryGovernor {
             released: Notify::new(),
             turns: Semaphore::new((limit / TURNS_PART / TURN_UNIT).max(1)),
             turns_ended: AtomicU64::new(0),
+            precedence: Precedence::default(),
         })
     }
 

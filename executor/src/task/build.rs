@@ -308,6 +308,7 @@ impl Builder<'_> {
             progress: Arc::clone(&self.blueprint.progress),
             epoch_rows: 0,
             epoch_waited: Duration::ZERO,
+            precedes: None,
             has_turn: false,
             turn: 0,
             yielded: self.blueprint.relations.store.env().now(),

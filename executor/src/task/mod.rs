@@ -30,7 +30,7 @@ use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
-use crate::memory::{MemoryGovernor, Turn};
+use crate::memory::{MemoryGovernor, Precedes, Turn};
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
 use crate::watermark::WatermarkSet;
@@ -168,6 +168,8 @@ pub struct Task {
     epoch_rows: usize,
     /// How long it has waited for memory since then.
     epoch_waited: Duration,
+    /// While its job's large epoch precedes those of others.
+    precedes: Option<Precedes>,
     /// Some node has a turn.
     has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
@@ -354,7 +356,8 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
-        let patience = match self.epoch_rows > LARGE_EPOCH {
+        let is_large = self.epoch_rows > LARGE_EPOCH;
+        let patience = match is_large {
             true => MEMORY_PAUSE.min(MOST_WAITED.saturating_sub(self.epoch_waited)),
             false => Duration::ZERO,
         };
@@ -378,6 +381,13 @@ impl Task {
             self.turn = (self.turn + 1) % inputs.len();
             inputs.rotate_left(self.turn);
             if tight && pending.is_empty() {
+                if is_large && self.precedes.is_none() {
+                    tokio::select! {
+                        biased;
+                        () = self.shed.notified() => return Ok(Event::Shed),
+                        precedes = self.governor.precede(self.store.job()) => self.precedes = precedes,
+                    }
+                }
                 let began = self.clock.now();
                 self.governor.wait_for_room(patience).await;
                 self.epoch_waited += self.clock.elapsed(began);
@@ -488,6 +498,9 @@ impl Task {
 
     async fn yield_if_due(&mut self) {
         self.progress.note_step();
+        if let Some(precedes) = &self.precedes {
+            precedes.step();
+        }
         if self.clock.elapsed(self.yielded) > TIME_SLICE {
             tokio::task::yield_now().await;
             self.yielded = self.clock.now();
@@ -562,7 +575,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
-        (self.epoch_rows, self.epoch_waited) = (0, Duration::ZERO);
+        (self.epoch_rows, self.epoch_waited, self.precedes) = (0, Duration::ZERO, None);
         self.leaf_hints.barrier(barrier.epoch);
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
