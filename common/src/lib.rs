@@ -4,6 +4,7 @@
 //! Nothing here knows about storage, planning or execution (docs/design.md §13).
 
 pub mod access;
+pub mod code_pages;
 pub mod collections;
 pub mod crash;
 pub mod delta;

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use millrace_common::collections::HashMap;
 use millrace_common::task::spawn_on;
-use millrace_common::{JobId, crash, heap};
+use millrace_common::{JobId, code_pages, crash, heap};
 use millrace_storage::tail_limits::{TailSize, largest_tails};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
@@ -26,6 +27,8 @@ const MEMORY_RUNS_PART: usize = 8;
 /// Jobs with so much in memory are flushed before their time; under memory pressure, or where jobs are many, with less,
 /// down to a sixteenth of it.
 const WORTH_FLUSHING: usize = 4 << 20;
+/// Until the program's code is given back again, while the process is above its limit.
+const CODE_PERIOD: Duration = Duration::from_secs(1);
 /// After a flush that failed.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
 
@@ -39,6 +42,7 @@ pub fn spawn(shared: &Arc<Shared>, stop: CancellationToken) {
         sizes: HashMap::default(),
         in_memory: 0,
         tails: BTreeMap::new(),
+        code_released: None,
     };
     let work = stop.run_until_cancelled_owned(async move {
         let mut ticks = tokio::time::interval(PERIOD);
@@ -64,6 +68,8 @@ struct Accounts {
     in_memory: usize,
     /// Of each job with slices that are not flushed.
     tails: BTreeMap<JobId, TailSize>,
+    /// When the program's code was given back last.
+    code_released: Option<Instant>,
 }
 
 impl Accounts {
@@ -110,7 +116,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
         accounts.set_tail(*id, store.as_ref().map_or_else(TailSize::default, |s| s.tail_size()));
     }
     accounts.update(shared);
-    observe_memory(shared);
+    observe_memory(shared, &mut accounts.code_released);
     shared.governor.rebalance();
     shared.changelogs.shed();
     close_stopped(shared);
@@ -168,8 +174,15 @@ fn largest_runs(sizes: &[usize], most: usize, is_tight: bool) -> Vec<usize> {
     order.into_iter().take_while(is_needed).collect()
 }
 
-fn observe_memory(shared: &Shared) {
-    let Some(resident) = resident_bytes() else { return };
+fn observe_memory(shared: &Shared, code_released: &mut Option<Instant>) {
+    let Some(mut resident) = resident_bytes() else { return };
+    let (now, limit) = (shared.store.env().now(), shared.governor.limit());
+    let is_due = code_released.is_none_or(|at| now - at >= CODE_PERIOD);
+    if is_due && resident > limit {
+        code_pages::release();
+        *code_released = Some(now);
+        resident = resident_bytes().unwrap_or(resident);
+    }
     let live = heap::live_bytes();
     shared.governor.observe(resident, live);
     if !tracing::enabled!(tracing::Level::TRACE) {
