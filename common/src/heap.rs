@@ -17,6 +17,8 @@ thread_local! {
     /// Bytes not reported yet. Needs no destructor, so it may be used while a thread ends.
     static UNREPORTED: Cell<isize> = const { Cell::new(0) };
     static REPORTED: Cell<isize> = const { Cell::new(0) };
+    /// From how much on it reports.
+    static REPORT_AT: Cell<isize> = const { Cell::new(REPORT_BYTES) };
 }
 
 /// Bytes of all live allocations; `None` where the process does not run on [`Counted`].
@@ -34,8 +36,10 @@ pub fn thread_bytes() -> isize {
     reported + UNREPORTED.try_with(Cell::get).unwrap_or(0)
 }
 
-/// Reports what the calling thread has not: for its last moment, since what it leaves unsaid is lost.
+/// Reports what the calling thread has not, and from now on everything at once: for its end, since what it leaves unsaid
+/// is lost. What its thread-local values hold is freed after that, so the sum would be larger by this with each thread.
 pub fn report() {
+    let _ = REPORT_AT.try_with(|at| at.set(0));
     let unreported = UNREPORTED.try_with(|unreported| unreported.replace(0));
     LIVE.fetch_add(unreported.unwrap_or(0), Ordering::Relaxed);
 }
@@ -44,7 +48,8 @@ pub fn report() {
 fn count(bytes: isize) {
     let report = |unreported: &Cell<isize>| {
         let sum = unreported.get() + bytes;
-        if sum.abs() < REPORT_BYTES {
+        let report_at = REPORT_AT.try_with(Cell::get).unwrap_or(0);
+        if sum.abs() < report_at {
             unreported.set(sum);
         } else {
             unreported.set(0);
@@ -89,5 +94,25 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
         count(new_size as isize - layout.size() as isize);
         // SAFETY: the caller's promise.
         unsafe { self.0.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value of a thread is freed after the thread has said that it ends.
+    #[test]
+    fn what_a_thread_frees_at_its_end_is_counted() {
+        let before = LIVE.load(Ordering::Relaxed);
+        for _ in 0..100 {
+            let thread = std::thread::spawn(|| {
+                count(REPORT_BYTES / 2);
+                report();
+                count(-REPORT_BYTES / 2);
+            });
+            thread.join().unwrap();
+        }
+        assert_eq!(LIVE.load(Ordering::Relaxed), before);
     }
 }

@@ -18,7 +18,7 @@ use datafusion::physical_plan::{ExecutionPlan, execute_stream};
 use datafusion::prelude::SessionConfig;
 use futures::StreamExt;
 use millrace_common::fair_shares::{FairShares, threads_for};
-use millrace_common::{EnvHandle, SqlError};
+use millrace_common::{EnvHandle, SqlError, heap};
 use millrace_functions::error::sql_error_from_datafusion;
 use millrace_planner::optimizer::{
     batch_options, config_options, optimize_for_batch, optimize_like_view,
@@ -95,6 +95,7 @@ impl QueryEngine {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .on_thread_start(start_thread)
+            .on_thread_stop(heap::report)
             .thread_name("millrace-query")
             .thread_stack_size(crate::STACK_BYTES)
             .enable_all()

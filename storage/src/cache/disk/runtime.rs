@@ -8,6 +8,7 @@ use std::future::Future;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
+use millrace_common::heap;
 use millrace_common::task::spawn_on;
 
 /// They encode blocks and give up areas; what waits for the disk has threads apart.
@@ -28,6 +29,7 @@ impl DiskRuntime {
             .max_blocking_threads(CONCURRENT_IO)
             .thread_name("millrace-disk")
             .enable_time()
+            .on_thread_stop(heap::report)
             .build()?;
         Ok(DiskRuntime { handle: runtime.handle().clone(), runtime: Some(runtime) })
     }
