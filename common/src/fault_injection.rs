@@ -1,6 +1,7 @@
 //! Planted bugs: faults that tests switch on to prove that the equivalence harness would notice
 //! them (docs/design.md §14). Compiled to nothing in release builds.
 
+use std::cell::Cell;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -60,6 +61,18 @@ pub const READ_AHEAD_BUGS: &[(&str, &str)] = &[
 pub const STREAM_BUGS: &[(&str, &str)] =
     &[("gap-overlooked", "records that were lost on the way are not asked for")];
 
+/// Bugs in the protocol of a cluster. Only its simulation reaches them: that of `meta`, which plants them for its thread.
+pub const CLUSTER_BUGS: &[(&str, &str)] = &[
+    ("late-commit-taken", "the commit of a generation that is over is taken"),
+    ("object-collected-early", "an object is collected that not all processes have dropped"),
+    ("two-owners", "a job that is placed elsewhere keeps its generation"),
+    ("stale-lead-read", "a leader answers reads without a proof that it leads"),
+    (
+        "sequence-of-writer",
+        "slices are numbered by what their writer has written, and not by their commit",
+    ),
+];
+
 static ANY: AtomicBool = AtomicBool::new(false);
 static ACTIVE: Mutex<Option<&'static str>> = Mutex::new(None);
 
@@ -71,15 +84,25 @@ pub fn plant(bug: Option<&'static str>) {
     }
 }
 
+thread_local! {
+    static HERE: Cell<Option<&'static str>> = const { Cell::new(None) };
+}
+
+/// Switches one bug on for what this thread does, or off. For tests that run on one thread, beside others.
+pub fn plant_here(bug: Option<&'static str>) {
+    HERE.set(bug);
+}
+
 /// Whether this bug is planted now. Always false in release builds.
 #[inline]
 pub fn is_planted(bug: &'static str) -> bool {
-    cfg!(debug_assertions) && ANY.load(Ordering::Relaxed) && active_is(bug)
+    cfg!(debug_assertions)
+        && (HERE.get() == Some(bug) || ANY.load(Ordering::Relaxed) && active_is(bug))
 }
 
 #[cold]
 fn active_is(bug: &'static str) -> bool {
-    let lists = [BUGS, PREFETCH_BUGS, READ_AHEAD_BUGS, STREAM_BUGS];
+    let lists = [BUGS, PREFETCH_BUGS, READ_AHEAD_BUGS, STREAM_BUGS, CLUSTER_BUGS];
     let listed = lists.iter().any(|list| list.iter().any(|(name, _)| *name == bug));
     debug_assert!(listed, "{bug} is not in a list");
     ACTIVE.lock().is_ok_and(|active| *active == Some(bug))

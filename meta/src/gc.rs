@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{Epoch, JobId, crash};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{DeleteObjects, Entry, GiveUp};
@@ -215,7 +216,9 @@ impl Collector {
         let limit = before(self.shared.env.now_ms(), self.shared.settings().object_retention);
         let mut garbage = {
             let state = self.shared.state.read();
-            let all_applied = |number| self.shared.applied.all_applied(number);
+            let all_applied = |number| {
+                self.shared.applied.all_applied(number) || is_planted("object-collected-early")
+            };
             let applied = dropped.look(state.number, state.epoch, all_applied);
             let mut garbage =
                 state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))));

@@ -17,5 +17,7 @@ mod writer;
 
 pub use lead::{AppendStats, AppendWait, LEADER_LEASE, Retention};
 pub use snapshot::SnapshotPolicy;
+#[cfg(test)]
+pub(crate) use store::fold_next;
 pub use store::{LogStore, Opened, Replayed, crc, decode_record, encode_snapshot};
 pub use writer::{FirstEntries, LogWriter, Observer, WriterOptions};

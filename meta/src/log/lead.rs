@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::EnvHandle;
+use millrace_common::fault_injection::is_planted;
 use millrace_rpc::log::{LogRecord, decode_frame};
 use millrace_storage::object::{PutProgress, PutWatch};
 use parking_lot::RwLock;
@@ -173,7 +174,7 @@ impl Lead {
     /// Returns when it is proven, or why not. While the store does not answer it goes on asking; `trouble` is told
     /// why, for the error of a caller that gives up.
     pub async fn prove(&self, trouble: impl Fn(MetaError)) -> Result<(), MetaError> {
-        if self.age() < LEADER_LEASE {
+        if self.age() < LEADER_LEASE || is_planted("stale-lead-read") {
             return Ok(());
         }
         let _one = self.probing.lock().await;

@@ -18,6 +18,7 @@ mod many_jobs;
 mod processes;
 mod reads;
 mod rebuild;
+pub mod simulation;
 mod store;
 mod stream;
 mod takeover;
