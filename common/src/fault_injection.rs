@@ -71,6 +71,8 @@ pub const CLUSTER_BUGS: &[(&str, &str)] = &[
         "sequence-of-writer",
         "slices are numbered by what their writer has written, and not by their commit",
     ),
+    ("adopted-without-parts", "a leader that takes a job over leaves what is sealed to nobody"),
+    ("not-adopted", "a leader that takes over starts jobs that run"),
 ];
 
 static ANY: AtomicBool = AtomicBool::new(false);

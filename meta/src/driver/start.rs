@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use millrace_common::fault_injection::is_planted;
 use millrace_common::{Generation, SqlError, SqlState};
 use millrace_rpc::services::{RunningJob, StartJob};
 use tracing::{info, warn};
@@ -28,7 +29,7 @@ impl Driver {
     ) -> Result<Option<RunningJob>, ExitReason> {
         // Reads of its inputs there miss nothing from now on.
         self.shared.wait_begun(self.handle.id).await;
-        if self.takes_inherited(generation) {
+        if self.takes_inherited(generation) && !is_planted("not-adopted") {
             if let Some(running) = self.adopt(generation).await? {
                 return Ok(Some(running));
             }
@@ -168,6 +169,9 @@ impl Driver {
 /// What a process runs, with what of the sealed commits comes after number `commits`; `None`: they do not follow that.
 /// What the log has already is one with it.
 fn following(mut running: RunningJob, commits: u64) -> Option<RunningJob> {
+    if is_planted("adopted-without-parts") {
+        (running.sealed, running.number) = (Vec::new(), commits);
+    }
     running.sealed.retain(|commit| commit.number > commits);
     let sealed = &running.sealed;
     let follow = sealed.iter().zip(commits + 1..).all(|(commit, next)| commit.number == next);

@@ -36,6 +36,8 @@ struct Known {
     sealed: BTreeMap<(u32, u64, u64), u64>,
     /// Who has started each generation of a job.
     owners: BTreeMap<(JobId, u64), u64>,
+    /// Generations of jobs that run where the log has placed them, as long as nothing else but leaders is harmed.
+    running: BTreeSet<(JobId, u64)>,
     statements: BTreeSet<(u64, u64)>,
     /// All statements, by their number.
     issued: Vec<Issued>,
@@ -83,7 +85,15 @@ impl World {
 
     /// A record is durable.
     pub fn record_appended(&self, number: u64, bytes: &Bytes) {
-        let appended = self.checks.known.lock().append(number, bytes, !self.spares_invariants);
+        let appended = {
+            let mut known = self.checks.known.lock();
+            let appended = known.append(number, bytes, !self.spares_invariants);
+            let restarted = || match self.climate.harms_leaders_only {
+                true => known.check_generations(number),
+                false => Ok(()),
+            };
+            appended.and_then(|counts| restarted().map(|()| counts))
+        };
         match appended {
             Ok(counts) => {
                 self.note(|| format!("record {number}: {}", counts.join(", ")));
@@ -113,15 +123,39 @@ impl World {
         }
     }
 
+    /// A process runs a generation of a job.
+    pub fn runs(&self, job: JobId, generation: Generation) {
+        self.checks.known.lock().running.insert((job, generation.0));
+    }
+
+    /// The process that should run a generation of a job has told that it does not.
+    pub fn runs_no_longer(&self, job: JobId, generation: Generation) {
+        self.checks.known.lock().running.remove(&(job, generation.0));
+    }
+
+    /// A leader has a process start a generation of a job.
+    pub fn check_start(&self, job: JobId, generation: Generation) {
+        let is_running = self.checks.known.lock().running.contains(&(job, generation.0));
+        if is_running && self.climate.harms_leaders_only {
+            self.fail(format!(
+                "job {job} is started again in generation {}, and only leaders were harmed",
+                generation.0
+            ));
+        }
+    }
+
     /// An object is not in the bucket any more.
     pub fn object_deleted(&self, name: &str) {
-        let (is_named, live): (bool, BTreeSet<u64>) = {
-            let known = self.checks.known.lock();
-            let live = known.head.processes.live().keys().copied().collect();
-            (known.head.objects.is_referenced(name), live)
+        let (is_named, is_held, live): (bool, bool, BTreeSet<u64>) = {
+            let head = &self.checks.known.lock().head;
+            let live = head.processes.live().keys().copied().collect();
+            (head.objects.is_referenced(name), head.backups.hold(name), live)
         };
         if is_named {
             return self.fail(format!("\"{name}\" is collected, and the log names it"));
+        }
+        if is_held {
+            return self.fail(format!("\"{name}\" is collected, and a backup names it"));
         }
         for process in self.processes() {
             let incarnation = process.incarnation();
@@ -223,6 +257,8 @@ fn kind_of(entry: &Entry) -> &'static str {
         Entry::GiveUp(_) => "giving up",
         Entry::CreateRelation(_) => "creation",
         Entry::DropRelations(_) => "drop",
+        Entry::CreateBackup(_) => "backup",
+        Entry::ReleaseBackup(_) => "release",
         _ => "other",
     }
 }
@@ -275,6 +311,19 @@ impl Known {
                         read.horizon
                     ));
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// No generation has ended that runs.
+    fn check_generations(&self, number: u64) -> Result<(), String> {
+        for (id, generation) in &self.running {
+            let Some(job) = self.head.jobs.get(id) else { continue };
+            if job.version.generation > *generation {
+                return Err(format!(
+                    "record {number} ends generation {generation} of job {id}, and only leaders were harmed"
+                ));
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use millrace_common::{Generation, JobId, SqlError};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::log::{MoveParts, ProcessRole};
 use millrace_rpc::services::{
-    CompactionTask, CompactorService, ComputeService, Cut, LivePart, StartJob,
+    CompactionTask, CompactorService, ComputeService, Cut, LivePart, RunningJob, StartJob,
 };
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
@@ -265,6 +265,20 @@ impl ComputeService for Peer {
             async move { Ok(process.worker().ok_or_else(no_worker)?.start_job(start).await?) }
         });
         Ok(started.await?)
+    }
+
+    async fn adopt_job(
+        &self,
+        job: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        let running = self.call(Delivery::Repeated, move |process| async move {
+            let worker = process.worker().ok_or_else(no_worker)?;
+            Ok(worker.adopt_job(job, generation, record, after).await?)
+        });
+        Ok(running.await?)
     }
 
     async fn cut(

@@ -10,6 +10,7 @@ mod checks;
 mod compactor;
 mod content;
 mod frontends;
+mod jobs;
 mod members;
 mod metas;
 mod nemesis;
@@ -197,6 +198,9 @@ async fn come_to_rest(world: &Arc<World>) {
             (!is_there || session.read(id).await.is_ok()).then_some(())
         };
         attempt(world, read).await;
+    }
+    while !world.has_backups() {
+        tokio::time::sleep(Duration::from_millis(200)).await;
     }
     compare(world).await;
 }

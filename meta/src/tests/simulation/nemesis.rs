@@ -10,6 +10,7 @@ use millrace_rpc::operator::OperatorService;
 
 use super::members::Member;
 use super::world::{COMPACTOR, METAS, NODES, Node, STORE, WORKERS, World};
+use crate::meta::Meta;
 
 /// How long a process that ends waits for others.
 const END: Duration = Duration::from_secs(2);
@@ -38,6 +39,9 @@ pub fn heal(world: &Arc<World>) {
 }
 
 fn any(world: &World) -> Node {
+    if world.climate.harms_leaders_only {
+        return world.numbers.of(&METAS);
+    }
     match world.numbers.below(10) {
         0..4 => world.numbers.of(&METAS),
         4..8 => world.numbers.of(&WORKERS),
@@ -161,6 +165,9 @@ fn operate(world: &Arc<World>) {
     if jobs.is_empty() || workers.is_empty() {
         return;
     }
+    if world.numbers.chance(250) {
+        return back_up(world, meta);
+    }
     let (job, worker) = (world.numbers.of(&jobs), world.numbers.of(&workers));
     let (moves, undo) = (world.numbers.chance(700), world.numbers.chance(700));
     world.note(|| format!("operate: {job} to {worker}, {moves} {undo}"));
@@ -169,6 +176,24 @@ fn operate(world: &Arc<World>) {
         match moves {
             true => drop(OperatorService::move_job(&*meta, job, worker).await),
             false => drop(OperatorService::drain(&*meta, worker, undo).await),
+        }
+    });
+}
+
+/// The operator makes a backup, or releases one.
+fn back_up(world: &World, meta: Arc<Meta>) {
+    let names: Vec<String> =
+        world.read_head(|state| state.backups.iter().map(|backup| backup.name.clone()).collect());
+    let releases = !names.is_empty() && world.numbers.chance(500);
+    let name = match releases {
+        true => names[world.numbers.below(names.len() as u64) as usize].clone(),
+        false => format!("b{}", world.next_name()),
+    };
+    world.note(|| format!("operate: backup {name}, released: {releases}"));
+    tokio::spawn(async move {
+        match releases {
+            true => drop(OperatorService::release_backup(&*meta, name).await),
+            false => drop(OperatorService::create_backup(&*meta, name).await),
         }
     });
 }

@@ -49,3 +49,13 @@ fn a_read_of_a_leader_that_is_deposed_is_noticed() {
 fn slices_that_are_numbered_by_their_writer_are_noticed() {
     is_noticed("sequence-of-writer", 0, &["differs from its query"]);
 }
+
+#[test]
+fn a_leader_that_loses_what_was_sealed_before_it_is_noticed() {
+    is_noticed("adopted-without-parts", 0, &["only leaders were harmed"]);
+}
+
+#[test]
+fn a_leader_that_starts_what_runs_is_noticed() {
+    is_noticed("not-adopted", 0, &["only leaders were harmed"]);
+}

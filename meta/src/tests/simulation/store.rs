@@ -1,7 +1,7 @@
 //! The object store: one bucket, and for each process a way to it on which requests are late, fail, are done without an
 //! answer, or are done long after they were given up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -174,6 +174,14 @@ impl World {
             self.object_deleted(path.as_ref());
         }
         removed.map(drop).ok_or_else(|| not_found(path))
+    }
+
+    /// Whether each backup of the log has its state here. What a late request left is deleted by the next leader.
+    pub fn has_backups(&self) -> bool {
+        let listed = self.list("meta/backup", "").into_iter();
+        let there: BTreeSet<u64> =
+            listed.filter_map(|o| o.location.filename()?.parse().ok()).collect();
+        self.read_head(|state| state.backups.iter().all(|backup| there.contains(&backup.number)))
     }
 
     fn list(&self, prefix: &str, offset: &str) -> Vec<ObjectMeta> {

@@ -14,19 +14,17 @@ use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry as LogEntry, ProcessRole};
 use millrace_rpc::sequence::Sequence;
-use millrace_rpc::services::{Cut, StartJob};
+use millrace_rpc::services::{Cut, RunningJob, StartJob};
 use millrace_rpc::stream::{Acknowledged, EntryOutcome, StreamError, StreamMessage};
-use millrace_rpc::version::{
-    BackfillPosition, BackfillState, Flushed, JobCommit, JobVersion, RunMeta, SliceRef,
-    StatementId, VersionEdit,
-};
+use millrace_rpc::version::{Flushed, JobCommit, JobVersion, RunMeta, SliceRef, VersionEdit};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::compactor::{object_name, run_of};
 use super::content::{self, Entry, Key, Rows};
+use super::jobs::{Job, Statement};
 use super::members::{Member, Pinned};
 use super::network::Delivery;
 use super::store::ProcessStore;
@@ -35,42 +33,8 @@ use crate::objects::references_of;
 
 /// How long a worker waits for a record that the leader has told it of.
 const RECORD_PATIENCE: Duration = Duration::from_secs(20);
-/// Keys of its inputs that one commit of a first scan takes, at most.
-const SCANNED: usize = 2;
-/// How long such a commit takes at most, in milliseconds.
+/// How long a commit of a first scan takes at most, in milliseconds.
 const SCAN_TAKES: u64 = 400;
-
-/// A statement that has entered a table.
-struct Statement {
-    op: u32,
-    key: Key,
-    answer: oneshot::Sender<Epoch>,
-}
-
-/// An epoch whose commit is on its way into the log.
-struct Sealed {
-    number: u64,
-    statements: Vec<Statement>,
-    objects: Vec<String>,
-}
-
-struct Job {
-    generation: Generation,
-    /// Tells it from the same generation that was started before.
-    instance: u64,
-    name: String,
-    is_table: bool,
-    /// Of its rows.
-    table: u32,
-    inputs: Vec<RelationId>,
-    /// Of its last commit.
-    number: u64,
-    /// With what is sealed.
-    rows: Rows,
-    backfill: Option<BackfillState>,
-    open: Vec<Statement>,
-    sealed: VecDeque<Sealed>,
-}
 
 /// What became of a statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +50,8 @@ pub struct Worker {
     member: Arc<Member>,
     store: Arc<dyn ObjectStore>,
     jobs: Mutex<BTreeMap<JobId, Job>>,
+    /// Told when a commit is durable, a cut ends or a job does.
+    changed: Notify,
     /// The record stream's last record; `None`: none and no job.
     last: Mutex<Option<u64>>,
     /// What it has written, as earlier releases numbered it.
@@ -101,6 +67,7 @@ pub async fn run(world: Arc<World>, process: Arc<Process>) {
         member: Arc::clone(&member),
         store: ProcessStore::new(&world, process.node),
         jobs: Mutex::default(),
+        changed: Notify::new(),
         last: Mutex::default(),
         persisted: AtomicU64::default(),
         instances: AtomicU64::default(),
@@ -141,7 +108,10 @@ impl Worker {
         let (id, generation) = (RelationId(start.relation.id), start.generation);
         self.reach(start.record).await?;
         let is_past = |jobs: &BTreeMap<JobId, Job>| {
-            jobs.get(&id).is_some_and(|job| job.generation > generation)
+            jobs.get(&id).is_some_and(|job| {
+                let was_adopted = job.generation == generation && job.since > start.record;
+                job.generation > generation || was_adopted
+            })
         };
         if is_past(&self.jobs.lock()) {
             return Err(not_here());
@@ -149,6 +119,7 @@ impl Worker {
         let (world, process) = (&self.member.world, &self.member.process);
         world.note(|| format!("{} starts {id} generation {}", process.node, generation.0));
         world.owned(id, generation, process.incarnation());
+        world.check_start(id, generation);
         self.stop_job(id, generation);
         let _pinned = self.member.pin(objects_of(&start.version));
         let entries = content::read_version(&self.store, &start.version).await;
@@ -175,11 +146,15 @@ impl Worker {
             inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
             number: start.version.commits,
             rows: content::rows_at(&entries, Epoch::MAX),
+            horizon: start.horizon,
             backfill: start.version.backfill,
             open: Vec::new(),
             sealed: VecDeque::new(),
+            cutting: 0,
+            since: 0,
         };
         jobs.insert(id, job);
+        world.runs(id, generation);
         Ok(())
     }
 
@@ -191,6 +166,7 @@ impl Worker {
         {
             let sealed = job.sealed.into_iter();
             self.member.given_up.add(sealed.flat_map(|sealed| sealed.objects));
+            self.changed.notify_waiters();
         }
     }
 
@@ -221,6 +197,41 @@ impl Worker {
         }
     }
 
+    /// What a leader that takes over goes on with; `None`: this generation does not run here.
+    pub async fn adopt_job(
+        &self,
+        id: JobId,
+        generation: Generation,
+        record: u64,
+        after: u64,
+    ) -> Result<Option<RunningJob>, SqlError> {
+        self.reach(record).await?;
+        let (world, node) = (&self.member.world, self.member.process.node);
+        loop {
+            let changed = self.changed.notified();
+            let running = match self.jobs.lock().get_mut(&id) {
+                Some(job) if job.generation == generation => Some(job.hand_over(record, after)),
+                _ => None,
+            };
+            match running {
+                Some(Some(running)) => {
+                    world.note(|| {
+                        let sealed = running.sealed.len();
+                        format!("{node} hands over {id} generation {}: {sealed}", generation.0)
+                    });
+                    world.count("handed over");
+                    return Ok(Some(running));
+                }
+                Some(None) => changed.await,
+                None => {
+                    world.note(|| format!("{node} does not run {id} generation {}", generation.0));
+                    world.runs_no_longer(id, generation);
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
     pub async fn cut(
         &self,
         id: JobId,
@@ -228,15 +239,54 @@ impl Worker {
         cut: Cut,
     ) -> Result<JobCommit, SqlError> {
         self.reach(cut.record).await?;
+        let cutting = self.begin_cut(id, generation, cut)?;
+        let commit = self.make_commit(&cutting, cut).await;
+        if commit.is_err() {
+            // What it has taken in is lost with it.
+            self.end_job(id, cutting.instance);
+        }
+        commit
+    }
+
+    fn begin_cut(
+        &self,
+        id: JobId,
+        generation: Generation,
+        cut: Cut,
+    ) -> Result<Cutting<'_>, SqlError> {
+        let mut jobs = self.jobs.lock();
+        let job = jobs.get_mut(&id).filter(|job| job.generation == generation);
+        let job = job.ok_or_else(not_here)?;
+        if cut.record < job.since {
+            return Err(SqlError::internal("the cut is one of a leader that leads no longer"));
+        }
+        job.cutting += 1;
+        Ok(Cutting { worker: self, id, generation, instance: job.instance })
+    }
+
+    fn end_job(&self, id: JobId, instance: u64) {
+        let of_instance = self
+            .jobs
+            .lock()
+            .get(&id)
+            .filter(|job| job.instance == instance)
+            .map(|job| job.generation);
+        if let Some(generation) = of_instance {
+            self.stop_job(id, generation);
+        }
+    }
+
+    async fn make_commit(&self, cutting: &Cutting<'_>, cut: Cut) -> Result<JobCommit, SqlError> {
+        let Cutting { id, generation, instance, .. } = *cutting;
         let world = &self.member.world;
         if world.is_rough() && world.numbers.chance(30) {
             tokio::time::sleep(world.numbers.between(100, 3_000)).await;
         }
-        let (inputs, instance, scans) = {
+        let (inputs, scans) = {
             let jobs = self.jobs.lock();
-            let job = jobs.get(&id).filter(|job| job.generation == generation);
+            let job = jobs.get(&id).filter(|job| job.instance == instance);
             let job = job.ok_or_else(not_here)?;
-            (job.inputs.clone(), job.instance, job.backfill.is_some())
+            (job.inputs.clone(), job.backfill.is_some())
         };
         if scans {
             tokio::time::sleep(world.numbers.between(0, SCAN_TAKES)).await;
@@ -277,9 +327,11 @@ impl Worker {
         let job = jobs.get_mut(&id).filter(|job| job.instance == instance);
         let sealed = job.and_then(|job| job.sealed.iter_mut().find(|s| s.number == cut.number));
         match sealed {
-            Some(sealed) => sealed.objects = objects,
+            Some(sealed) => (sealed.objects, sealed.commit) = (objects, Some(commit.clone())),
             None => self.member.given_up.add(objects),
         }
+        drop(jobs);
+        self.changed.notify_waiters();
         Ok(commit)
     }
 
@@ -331,13 +383,26 @@ impl Worker {
             }
             let entries = record.record.entries.iter().filter_map(|e| e.entry.as_ref());
             for (entry, outcome) in entries.zip(record.outcomes.iter()) {
-                if let LogEntry::Commit(commit) = entry {
-                    self.conclude(commit, outcome);
+                match entry {
+                    LogEntry::Commit(commit) => self.conclude(commit, outcome),
+                    LogEntry::EditVersion(edit) if matches!(outcome, EntryOutcome::Applied(_)) => {
+                        self.raise_horizon(RelationId(edit.job), Epoch(edit.horizon));
+                    }
+                    _ => {}
                 }
             }
             *last = Some(record.number());
         }
+        for (job, horizon) in &message.horizons {
+            self.raise_horizon(*job, *horizon);
+        }
         Ok(Acknowledged { received: last.unwrap_or(0), behind: Vec::new() })
+    }
+
+    fn raise_horizon(&self, id: JobId, horizon: Epoch) {
+        if let Some(job) = self.jobs.lock().get_mut(&id) {
+            job.horizon = job.horizon.max(horizon);
+        }
     }
 
     fn conclude(&self, commit: &JobCommit, outcome: &EntryOutcome) {
@@ -372,19 +437,19 @@ impl Worker {
         loop {
             let pause = self.member.world.numbers.between(500, 2_500);
             tokio::time::sleep(pause).await;
-            let open: Vec<(JobId, Generation, u32)> = {
-                let jobs = self.jobs.lock();
-                jobs.iter().map(|(id, job)| (*id, job.generation, job.table)).collect()
-            };
+            let open: Vec<JobId> = self.jobs.lock().keys().copied().collect();
             if !open.is_empty() {
-                let (id, generation, table) = self.member.world.numbers.of(&open);
-                self.flush(id, generation, table).await;
+                self.flush(self.member.world.numbers.of(&open)).await;
             }
         }
     }
 
-    /// Brings a job's tail into a run.
-    async fn flush(&self, id: JobId, generation: Generation, table: u32) {
+    /// Brings a job's tail into a run, without versions below the job's horizon.
+    async fn flush(&self, id: JobId) {
+        let of_job = |job: &Job| (job.generation, job.table, job.horizon);
+        let Some((generation, table, horizon)) = self.jobs.lock().get(&id).map(of_job) else {
+            return;
+        };
         let version = self.member.follower.read(|state| {
             let job = state.jobs.get(&id)?;
             (job.version.generation == generation.0).then(|| Arc::clone(&job.version))
@@ -396,7 +461,7 @@ impl Worker {
             let Ok(read) = content::read_slice(&self.store, slice).await else { return };
             entries.extend(read);
         }
-        let entries = content::merged(entries, Epoch::ZERO);
+        let entries = content::merged(entries, horizon);
         let sequence = version.tail.iter().map(|slice| slice.sequence).max().unwrap_or(0);
         let (object, run_id) = object_name(&self.member.process);
         let bytes = content::encode(&entries);
@@ -421,91 +486,23 @@ impl Worker {
     }
 }
 
-impl Job {
-    fn seal(&mut self, number: u64, statements: Vec<Statement>) {
-        self.number = number;
-        self.sealed.push_back(Sealed { number, statements, objects: Vec::new() });
-    }
-
-    /// Of each half of the statements what it changes: an early part, and what comes with the barrier.
-    fn seal_table(&mut self, commit: &mut JobCommit) -> Vec<Vec<Entry>> {
-        let statements = std::mem::take(&mut self.open);
-        if statements.is_empty() {
-            return Vec::new();
-        }
-        let mut parts = Vec::new();
-        for half in statements.chunks(statements.len().div_ceil(2)) {
-            let mut changed = BTreeMap::new();
-            for statement in half {
-                let list = self.rows.entry(statement.key).or_default();
-                list.push(statement.op);
-                changed.insert(statement.key, list.clone());
-            }
-            parts.push(entries_of(changed, 0));
-        }
-        let id = |s: &Statement| StatementId { frontend: 1, number: u64::from(s.op) };
-        commit.statements = statements.iter().map(id).collect();
-        commit.row_count_delta = statements.len() as i64;
-        self.seal(commit.number, statements);
-        parts
-    }
-
-    fn seal_view(&mut self, commit: &mut JobCommit, inputs: &[Rows]) -> Vec<Vec<Entry>> {
-        let parts = match self.backfill.take() {
-            Some(backfill) => {
-                let (parts, after) = self.scan(backfill, inputs, commit.epoch);
-                commit.backfill.clone_from(&after);
-                self.backfill = after;
-                parts
-            }
-            None => {
-                let mut rows = content::grouped(&self.name, inputs);
-                rows.retain(|key, list| self.rows.get(key) != Some(list));
-                self.rows.extend(rows.clone());
-                if rows.is_empty() { Vec::new() } else { vec![entries_of(rows, commit.epoch)] }
-            }
-        };
-        self.seal(commit.number, Vec::new());
-        parts
-    }
-
-    /// The next keys of a first scan, each a part: all are of one epoch, and several of one group.
-    fn scan(
-        &mut self,
-        mut backfill: BackfillState,
-        inputs: &[Rows],
-        epoch: u64,
-    ) -> (Vec<Vec<Entry>>, Option<BackfillState>) {
-        backfill.snapshot_epoch = epoch;
-        if backfill.positions.is_empty() {
-            let position = |input| BackfillPosition { input, ..BackfillPosition::default() };
-            backfill.positions = (0..inputs.len() as u32).map(position).collect();
-        }
-        let mut parts = Vec::new();
-        for (position, rows) in backfill.positions.iter_mut().zip(inputs) {
-            while !position.done && parts.len() < SCANNED {
-                let last = position.last_key[..].try_into().ok().map(u32::from_be_bytes);
-                let next = rows.iter().find(|(key, _)| last.is_none_or(|last| **key > last));
-                let Some((key, list)) = next else {
-                    position.done = true;
-                    break;
-                };
-                position.last_key = key.to_be_bytes().to_vec().into();
-                let group = key % content::groups(&self.name);
-                let own = self.rows.entry(group).or_default();
-                own.extend(list);
-                own.sort_unstable();
-                parts.push(entries_of(BTreeMap::from([(group, own.clone())]), epoch));
-            }
-        }
-        let is_done = backfill.positions.iter().all(|position| position.done);
-        (parts, (!is_done).then_some(backfill))
-    }
+/// A cut is under way until this is dropped.
+struct Cutting<'a> {
+    worker: &'a Worker,
+    id: JobId,
+    generation: Generation,
+    instance: u64,
 }
 
-fn entries_of(rows: Rows, epoch: u64) -> Vec<Entry> {
-    let entry = |(key, list)| Entry { key, epoch, sequence: 0, list };
-    rows.into_iter().map(entry).collect()
+impl Drop for Cutting<'_> {
+    fn drop(&mut self) {
+        let mut jobs = self.worker.jobs.lock();
+        if let Some(job) = jobs.get_mut(&self.id).filter(|job| job.instance == self.instance) {
+            job.cutting -= 1;
+        }
+        drop(jobs);
+        self.worker.changed.notify_waiters();
+    }
 }
 
 impl Member {

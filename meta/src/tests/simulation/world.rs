@@ -296,6 +296,8 @@ struct Trace {
 /// What a run suffers from: some of all harm, so that what is rare together with other harm is often alone.
 #[derive(Clone, Debug)]
 pub struct Climate {
+    /// Only metas are harmed, and what is said arrives: no job has a reason to begin anew.
+    pub harms_leaders_only: bool,
     /// How often the kinds of harm of `nemesis` come, in relation to each other.
     pub harm: [u64; 7],
     /// Longest pause between two of them, in milliseconds.
@@ -315,8 +317,15 @@ pub struct Climate {
 }
 
 impl Climate {
-    fn new(numbers: &Numbers) -> Climate {
-        Climate {
+    /// `bug`: planted; there is more of the harm that brings it out, and less of what hides it.
+    fn new(numbers: &Numbers, bug: Option<&str>) -> Climate {
+        let is_spared = numbers.chance(150);
+        let harms_leaders_only = match bug {
+            None => is_spared,
+            Some(bug) => matches!(bug, "adopted-without-parts" | "not-adopted"),
+        };
+        let mut climate = Climate {
+            harms_leaders_only,
             harm: std::array::from_fn(|_| numbers.of(&[0, 1, 3, 10])),
             pause: numbers.of(&[800, 1_500, 3_000]),
             lost: numbers.of(&[0, 5, 40]),
@@ -327,10 +336,21 @@ impl Climate {
             append: numbers.of(&[0, 60, 300, 900]),
             claims: numbers.of(&[0, 6, 40]),
             think: numbers.of(&[300, 600, 1_500]),
+        };
+        climate.stress(bug);
+        if harms_leaders_only {
+            climate.spare_others();
         }
+        climate
     }
 
-    /// More of the harm that brings a planted bug out, and less of what hides it.
+    /// Metas are killed, stopped and end; nothing else is harmed, and no message is late.
+    fn spare_others(&mut self) {
+        (self.harm[2], self.harm[3], self.harm[4], self.harm[6]) = (0, 0, 0, 0);
+        self.harm[0] += 3;
+        (self.lost, self.late, self.pause) = (0, 0, 3_000);
+    }
+
     fn stress(&mut self, bug: Option<&str>) {
         match bug {
             Some("late-commit-taken" | "sequence-of-writer") => {
@@ -370,10 +390,8 @@ pub struct World {
 impl World {
     pub fn new(seed: u64, bug: Option<&str>) -> Arc<World> {
         let numbers = Numbers::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d).wrapping_add(1));
-        let mut climate = Climate::new(&numbers);
-        climate.stress(bug);
         Arc::new(World {
-            climate,
+            climate: Climate::new(&numbers, bug),
             turns: Arc::new(Turns::new(numbers.next())),
             spares_invariants: bug == Some("sequence-of-writer"),
             numbers,
