@@ -337,8 +337,9 @@ impl Cluster {
         }
     }
 
-    /// Makes use of the processes that the log has and nobody has called yet. Whether one of them could run jobs and
-    /// has none; one that is drained has none because it shall not.
+    /// Makes use of the processes that the log has and nobody has called yet. Whether one of them has come since this one
+    /// leads, could run jobs and has none: a change of leader moves no jobs. One that is drained has none because it
+    /// shall not.
     fn take_in_live(&self) -> bool {
         let new: Vec<(u64, RegisterProcess, bool)> = {
             let (state, known) = (self.shared.state.read(), self.known.lock());
@@ -346,7 +347,8 @@ impl Cluster {
             let live = state.processes.live().iter();
             let new = live.filter(|(id, _)| !known.contains(id) && own != Some(id));
             let has_none = |id: u64| !state.jobs.values().any(|job| job.process == id);
-            let is_idle = |id, p: &Process| !p.drained && has_none(id);
+            let has_come = |id: u64| own.is_some_and(|own| id > *own);
+            let is_idle = |id, p: &Process| has_come(id) && !p.drained && has_none(id);
             new.map(|(id, p)| (*id, p.registration.clone(), is_idle(*id, p))).collect()
         };
         let mut has_idle = false;

@@ -84,6 +84,32 @@ async fn jobs_that_have_nothing_to_do_go_on() {
     assert_eq!(cluster.read(&[w]).await, [8]);
 }
 
+/// Not even where one process has run out of jobs.
+#[tokio::test(start_paused = true)]
+async fn no_job_is_moved_because_the_leader_changes() {
+    let (cluster, t, v) = led().await;
+    let first = placed(&cluster.meta, t).0;
+    let second = registered(&cluster.meta, process(2, ProcessRole::Compute, "b:1")).await;
+    let mut views = vec![v];
+    for name in ["w", "x", "y"] {
+        views.push(cluster.created(view(name, &[t])).await);
+    }
+    let (left, gone): (Vec<RelationId>, Vec<RelationId>) =
+        views.into_iter().partition(|id| placed(&cluster.meta, *id).0 == first);
+    assert!(!left.is_empty() && !gone.is_empty());
+    cluster.meta.drop_relations(&gone).await.unwrap();
+    // The table's process has at least two jobs more than the other.
+    let jobs: Vec<RelationId> = left.into_iter().chain([t]).collect();
+    let before = jobs.iter().map(|id| placed(&cluster.meta, *id)).collect::<Vec<_>>();
+    let cluster = next(cluster).await;
+    beat(&cluster.meta, second).await.unwrap();
+    cluster.insert(t).await;
+    assert_eq!(before, jobs.iter().map(|id| placed(&cluster.meta, *id)).collect::<Vec<_>>());
+    // One that comes now is given some.
+    let third = registered(&cluster.meta, process(3, ProcessRole::Compute, "c:1")).await;
+    assert!(jobs.iter().any(|id| [second, third].contains(&placed(&cluster.meta, *id).0)));
+}
+
 /// The leader was lost before it told the process what the log has.
 #[tokio::test(start_paused = true)]
 async fn what_the_log_has_and_no_process_was_told_is_told_by_the_next_leader() {
