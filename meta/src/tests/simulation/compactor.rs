@@ -52,7 +52,7 @@ pub async fn compact(
     process: &Process,
     task: CompactionTask,
 ) -> Result<VersionEdit, SqlError> {
-    let store = ProcessStore::new(world, process.node);
+    let store = ProcessStore::open(world, process.node);
     let mut entries = Vec::new();
     for run in &task.inputs {
         entries.extend(content::read_run(&store, run).await.map_err(SqlError::internal)?);

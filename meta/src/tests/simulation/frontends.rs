@@ -38,7 +38,7 @@ pub async fn run(world: Arc<World>, process: Arc<Process>) {
     let follower = Arc::clone(&member.follower);
     spawn("follow the log", follow(Arc::clone(&member)));
     for _ in 0..SESSIONS {
-        let store = ProcessStore::new(&world, process.node);
+        let store = ProcessStore::open(&world, process.node);
         let session = Session { member: Arc::clone(&member), store };
         spawn("run a session", session.run());
     }

@@ -56,7 +56,7 @@ impl Member {
         process: &Arc<Process>,
         role: ProcessRole,
     ) -> Option<Arc<Member>> {
-        let store = ProcessStore::new(world, process.node);
+        let store = ProcessStore::open(world, process.node);
         let follower = loop {
             let opened = LogFollower::open(Arc::clone(&store), process.env.clone()).await;
             if let Ok(follower) = opened {

@@ -71,7 +71,7 @@ pub async fn find_leader(world: &Arc<World>, from: &Process) -> Option<Node> {
 }
 
 pub async fn run(world: Arc<World>, process: Arc<Process>) {
-    let store = ProcessStore::new(&world, process.node);
+    let store = ProcessStore::open(&world, process.node);
     let follower = loop {
         if let Ok(follower) = LogFollower::open(Arc::clone(&store), process.env.clone()).await {
             break follower;
@@ -103,7 +103,7 @@ fn options(world: &Arc<World>, process: &Process, record: u64) -> MetaOptions {
         settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         snapshots: SnapshotPolicy { min_records: 20, size_divisor: 4, max_records: 60 },
         gc: GcOptions { period: Duration::from_millis(300) },
-        ..MetaOptions::new(ProcessStore::new(world, process.node))
+        ..MetaOptions::new(ProcessStore::open(world, process.node))
     }
 }
 

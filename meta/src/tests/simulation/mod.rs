@@ -243,7 +243,7 @@ fn session(world: &Arc<World>) -> Option<Session> {
     let process = world.process(FRONTENDS[0])?;
     let follower = process.follower().filter(|_| process.reads.load(Ordering::Relaxed))?;
     let member = Member::of(world, &process, follower);
-    Some(Session { member, store: ProcessStore::new(world, process.node) })
+    Some(Session { member, store: ProcessStore::open(world, process.node) })
 }
 
 /// All that follow the log have folded it to the same state, the leader too.

@@ -39,7 +39,7 @@ pub struct ProcessStore {
 }
 
 impl ProcessStore {
-    pub fn new(world: &Arc<World>, node: Node) -> Arc<dyn ObjectStore> {
+    pub fn open(world: &Arc<World>, node: Node) -> Arc<dyn ObjectStore> {
         Arc::new(ProcessStore { world: Arc::clone(world), node })
     }
 }

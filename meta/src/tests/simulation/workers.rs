@@ -65,7 +65,7 @@ pub async fn run(world: Arc<World>, process: Arc<Process>) {
     };
     let worker = Arc::new(Worker {
         member: Arc::clone(&member),
-        store: ProcessStore::new(&world, process.node),
+        store: ProcessStore::open(&world, process.node),
         jobs: Mutex::default(),
         changed: Notify::new(),
         last: Mutex::default(),
