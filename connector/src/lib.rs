@@ -1,9 +1,9 @@
 //! Sources and sinks: the outside world behind one trait (docs/design.md §4, "Roots").
 //!
-//! A [`Source`] is a set of replayable splits. Meta asks what there is ([`Source::poll`]) and fixes in
-//! the log how far each split's content goes; readers regenerate or re-read exactly the rows between
-//! two such offsets, at their own pace, so two views over one source agree and a recovery repeats
-//! nothing.
+//! A [`Source`] is a set of replayable splits. The leader has a process that reads the source ask what
+//! there is ([`Source::poll`]) and fixes in the log how far each split's content goes; readers regenerate
+//! or re-read exactly the rows between two such offsets, at their own pace, so two views over one source
+//! agree and a recovery repeats nothing.
 //!
 //! Offsets are the connector's own: rows, messages, bytes. A row belongs to the offset at which it
 //! begins, so that any number is a place where an epoch may end.
@@ -23,7 +23,6 @@ pub mod paths;
 pub mod sink;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow::array::Int64Array;
 use arrow::datatypes::SchemaRef;
@@ -31,10 +30,10 @@ use arrow::record_batch::RecordBatch;
 use async_trait::async_trait;
 use millrace_common::SqlError;
 use millrace_rpc::catalog::Relation;
-use millrace_rpc::log::{SourceFile, SourceSplit};
 use millrace_rpc::services::SourceParts;
 
 pub use error::ConnectorError;
+pub use millrace_rpc::source_poll::{Known, More, Polled};
 pub use options::OnError;
 
 /// The hidden last column of a source: a number that is unique in the stream and ascending with
@@ -62,50 +61,6 @@ pub trait Source: Send + Sync {
 
 /// The reader of a split.
 pub type OpenResult = Result<Box<dyn SplitReader>, ConnectorError>;
-
-/// What the log says of a source when it is polled.
-#[derive(Clone, Debug, Default)]
-pub struct Known {
-    pub parts: SourceParts,
-    /// Where each split's content ends, by split.
-    pub offsets: Vec<(u32, u64)>,
-    /// Wall-clock milliseconds: of the source's creation, and now.
-    pub started_ms: u64,
-    pub now_ms: u64,
-}
-
-impl Known {
-    /// Where a split's content ends.
-    pub fn offset(&self, split: u32) -> u64 {
-        let logged = self.offsets.iter().find(|(s, _)| *s == split);
-        logged.map_or_else(|| self.parts.start(split), |(_, offset)| *offset)
-    }
-}
-
-/// What there is outside.
-#[derive(Clone, Debug, Default)]
-pub struct Polled {
-    /// New splits; those that have no name and begin at 0 need not be listed.
-    pub splits: Vec<SourceSplit>,
-    /// New files; their `start` is not set.
-    pub files: Vec<SourceFile>,
-    /// How far each split could go now, by split, new files included. `u64::MAX`: as far as one likes.
-    pub available: Vec<(u32, u64)>,
-    pub more: More,
-    /// What of the source cannot be read and is left out, while the rest goes on.
-    pub trouble: Option<SqlError>,
-}
-
-/// Whether there may be more than what is available now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum More {
-    /// With time: the clock makes rows available.
-    WithTime,
-    /// Ask again after this time.
-    After(Duration),
-    #[default]
-    Never,
-}
 
 /// Where to begin to read a split.
 #[derive(Clone, Debug)]

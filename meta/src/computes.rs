@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use millrace_common::collections::HashMap;
 use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
+use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle};
 use parking_lot::{Mutex, RwLock};
@@ -105,10 +106,7 @@ impl Computes {
         tokio::select! {
             biased;
             answer = call => answer,
-            () = self.gone(incarnation) => Err(SqlError::new(
-                SqlState::CANNOT_CONNECT_NOW,
-                format!("compute process {incarnation} is gone"),
-            )),
+            () = self.gone(incarnation) => Err(gone(incarnation)),
         }
     }
 
@@ -133,6 +131,11 @@ impl Computes {
             () = self.gone(incarnation) => {}
         }
     }
+}
+
+fn gone(incarnation: u64) -> SqlError {
+    let message = format!("compute process {incarnation} is gone");
+    SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
 }
 
 #[async_trait]
@@ -200,5 +203,12 @@ impl ComputeService for Computes {
         if started.get(&job).is_some_and(|(of, _)| *of <= generation) {
             started.remove(&job);
         }
+    }
+
+    /// Waits for no process: another reader may be where one is.
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        let incarnation = self.placed(poll.reader);
+        let service = self.get(incarnation).ok_or_else(|| gone(incarnation))?;
+        self.call(incarnation, service.poll_source(poll)).await
     }
 }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use millrace_common::{EnvHandle, Epoch, JobId, RelationId};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{LogRecord, SplitMarkAt, encode_frame};
 use millrace_rpc::services::SourceParts;
 use millrace_rpc::stream::AppliedRecord;
@@ -350,6 +351,10 @@ impl LogFollower {
 
     pub fn row_count(&self, relation: RelationId) -> Option<u64> {
         self.read(|state| state.row_count(relation))
+    }
+
+    pub fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {
+        self.read(|state| state.relations.get(&relation).cloned())
     }
 
     pub fn option(&self, relation: RelationId, name: &str) -> Option<String> {

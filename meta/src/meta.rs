@@ -709,6 +709,10 @@ impl MetaService for Meta {
         self.shared.state.read().source_parts(source)
     }
 
+    fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {
+        self.shared.state.read().relations.get(&relation).cloned()
+    }
+
     fn option(&self, relation: RelationId, name: &str) -> Option<String> {
         self.shared.state.read().option(relation, name)
     }

@@ -228,7 +228,7 @@ fn hopeless(shared: &Shared, state: &MetaState, goal: &Goal) -> Option<SqlError>
 }
 
 /// Whether a job has failed because the process that it ran on does not answer, or has been replaced.
-fn is_cut_off(code: SqlState) -> bool {
+pub(crate) fn is_cut_off(code: SqlState) -> bool {
     matches!(code, SqlState::CONNECTION_FAILURE | SqlState::CANNOT_CONNECT_NOW)
 }
 

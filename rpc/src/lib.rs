@@ -19,6 +19,7 @@ pub mod request;
 pub mod rows;
 pub mod sequence;
 pub mod services;
+pub mod source_poll;
 pub mod stream;
 pub mod version;
 pub mod vnode_set;

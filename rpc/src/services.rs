@@ -9,6 +9,7 @@ use tokio::sync::watch;
 
 use crate::catalog::Relation;
 use crate::log::{MoveParts, SourceFile, SourceSplit, SplitMarkAt};
+use crate::source_poll::{PollSource, Polled};
 use crate::stream::{Acknowledged, StreamError, StreamMessage};
 use crate::version::{ColumnWatermark, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit};
 
@@ -116,6 +117,11 @@ pub trait ComputeService: Send + Sync {
 
     /// Stops the job's tasks without a barrier; returns when they are gone.
     async fn stop_job(&self, job: JobId, generation: Generation);
+
+    /// Asks the outside what there is of a source beyond what the log says; its catalog entry and parts are those of the
+    /// log, too. One poll of a source is under way at a time: after a caller has given up, the next one waits until the
+    /// outside has answered.
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError>;
 }
 
 /// A compaction that meta asks for.
@@ -249,6 +255,12 @@ pub trait MetaService: Send + Sync {
     fn source_parts(&self, source: RelationId) -> SourceParts {
         let _ = source;
         SourceParts::default()
+    }
+
+    /// The catalog entry of a relation as it is now; `None`: there is none.
+    fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {
+        let _ = relation;
+        None
     }
 
     /// An option of a relation as it is now; `None`: it is not set.

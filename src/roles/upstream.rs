@@ -7,15 +7,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millrace_common::task::spawn;
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_executor::Worker;
 use millrace_meta::LogFollower;
 use millrace_rpc::call_error::CallError;
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
 use millrace_rpc::remote::RemoteMeta;
 use millrace_rpc::request::RequestId;
 use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, SourceParts, StartJob};
+use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEdit};
 use tokio::sync::watch;
@@ -108,6 +110,15 @@ impl ComputeService for Following {
 
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.worker.stop_job(job, generation).await;
+    }
+
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        self.reach(poll.record).await.map_err(|mut error| {
+            // Nothing is wrong with the source: another process may be asked.
+            error.state = SqlState::CANNOT_CONNECT_NOW;
+            error
+        })?;
+        self.worker.poll_source(poll).await
     }
 }
 
@@ -213,6 +224,10 @@ impl MetaService for Upstream {
 
     fn source_parts(&self, source: RelationId) -> SourceParts {
         self.follower.source_parts(source)
+    }
+
+    fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {
+        self.follower.relation(relation)
     }
 
     fn option(&self, relation: RelationId, name: &str) -> Option<String> {

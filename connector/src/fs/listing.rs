@@ -23,6 +23,10 @@ use crate::{ConnectorError, options, paths};
 const SETTLED: Duration = Duration::from_secs(1);
 /// A poll measures compressed files for at most so long, so that those before become readable.
 const MEASURING: Duration = Duration::from_secs(10);
+/// A poll finds at most so many bytes of files' names and versions: they go into one message and one record of the log.
+const FOUND_BYTES: usize = 16 << 20;
+/// Of one file, beside its name and version.
+const FILE_BYTES: usize = 64;
 
 /// A directory, bucket prefix or file, and a pattern.
 #[derive(Clone)]
@@ -316,9 +320,14 @@ pub async fn measure(
     let begun = Instant::now();
     let mut files = Vec::with_capacity(fresh.len());
     let mut unreadable = Vec::new();
+    let mut found_bytes = 0;
     for meta in fresh {
+        if found_bytes > FOUND_BYTES {
+            break;
+        }
         let path = meta.location.to_string();
         let (size, version) = (meta.size, version_of(&meta));
+        found_bytes += path.len() + version.len() + FILE_BYTES;
         let modified_ms = meta.last_modified.timestamp_millis();
         let mut file =
             SourceFile { split: 0, path, size, version, length: size, start: 0, modified_ms };

@@ -147,11 +147,11 @@ impl Source for FsSource {
             settling.trouble()
         };
         Ok(Polled {
-            splits: Vec::new(),
             files,
             available: (0..self.splits).zip(ends).collect(),
             more: More::After(self.interval),
             trouble: trouble.or(changed.map(SqlError::from)),
+            ..Polled::default()
         })
     }
 

@@ -17,6 +17,7 @@ use crate::proto::compute_server::{Compute, ComputeServer};
 use crate::proto::{self, Empty};
 use crate::rows::MAX_MESSAGE_BYTES;
 use crate::services::{ComputeService, Cut, RunningJob, StartJob};
+use crate::source_poll::{PollSource, Polled};
 use crate::stream::{Acknowledged, StreamError, StreamMessage};
 use crate::version::{JobCommit, PublishHandle};
 
@@ -134,6 +135,15 @@ impl Compute for Served {
         let proto::JobGeneration { job, generation } = request.into_inner();
         self.inner.stop_job(RelationId(job), Generation(generation)).await;
         Ok(Response::new(Empty {}))
+    }
+
+    async fn poll_source(
+        &self,
+        request: Request<proto::PollSourceRequest>,
+    ) -> Result<Response<proto::PollSourceAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let polled = self.inner.poll_source(request.into_inner().into()).await;
+        polled.map(|polled| Response::new(polled.into())).map_err(refused)
     }
 }
 
@@ -288,5 +298,11 @@ impl ComputeService for RemoteCompute {
             self.peer.wait(request, |t, r| async move { client(t).stop_job(r).await })
         })
         .await;
+    }
+
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        let request = proto::PollSourceRequest::from(poll);
+        let answer = self.peer.wait(request, |t, r| async move { client(t).poll_source(r).await });
+        Ok(Polled::try_from(answer.await?)?)
     }
 }

@@ -1,12 +1,15 @@
 //! Messages as they are sent, and what they are here.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, JobId, RelationId};
 
-use crate::call_error::CallError;
-use crate::proto::{self, entry_outcome, live_part};
+use crate::call_error::{CallError, error_from_proto, error_to_proto};
+use crate::log::SplitOffset;
+use crate::proto::{self, entry_outcome, live_part, poll_source_answer};
 use crate::services::{CompactionTask, LivePart, PartKind, RunningJob, StartJob};
+use crate::source_poll::{More, PollSource, Polled};
 use crate::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamMessage};
 
 /// A field that must be there.
@@ -59,6 +62,64 @@ impl From<proto::RunningJob> for RunningJob {
     fn from(job: proto::RunningJob) -> RunningJob {
         let proto::RunningJob { number, horizon, sealed, cutting } = job;
         RunningJob { number, horizon: Epoch(horizon), sealed, is_cutting: cutting }
+    }
+}
+
+fn offsets_to_proto(offsets: Vec<(u32, u64)>) -> Vec<SplitOffset> {
+    offsets.into_iter().map(|(split, offset)| SplitOffset { split, offset }).collect()
+}
+
+fn offsets_from_proto(offsets: Vec<SplitOffset>) -> Vec<(u32, u64)> {
+    offsets.into_iter().map(|o| (o.split, o.offset)).collect()
+}
+
+impl From<PollSource> for proto::PollSourceRequest {
+    fn from(poll: PollSource) -> proto::PollSourceRequest {
+        let PollSource { source, reader, record, offsets, started_ms, now_ms } = poll;
+        let (source, reader, offsets) = (source.0, reader.0, offsets_to_proto(offsets));
+        proto::PollSourceRequest { source, reader, record, offsets, started_ms, now_ms }
+    }
+}
+
+impl From<proto::PollSourceRequest> for PollSource {
+    fn from(poll: proto::PollSourceRequest) -> PollSource {
+        let proto::PollSourceRequest { source, reader, record, offsets, started_ms, now_ms } = poll;
+        let (source, reader) = (RelationId(source), RelationId(reader));
+        let offsets = offsets_from_proto(offsets);
+        PollSource { source, reader, record, offsets, started_ms, now_ms }
+    }
+}
+
+impl From<Polled> for proto::PollSourceAnswer {
+    fn from(polled: Polled) -> proto::PollSourceAnswer {
+        let Polled { splits, files, available, more, trouble, offsets_per_row } = polled;
+        let more = match more {
+            More::Never => poll_source_answer::More::Never(proto::Empty {}),
+            More::WithTime => poll_source_answer::More::WithTime(proto::Empty {}),
+            More::After(pause) => {
+                let nanos = u64::try_from(pause.as_nanos());
+                poll_source_answer::More::AfterNs(nanos.unwrap_or(u64::MAX))
+            }
+        };
+        let (available, more) = (offsets_to_proto(available), Some(more));
+        let trouble = trouble.as_ref().map(error_to_proto);
+        proto::PollSourceAnswer { splits, files, available, trouble, offsets_per_row, more }
+    }
+}
+
+impl TryFrom<proto::PollSourceAnswer> for Polled {
+    type Error = CallError;
+
+    fn try_from(answer: proto::PollSourceAnswer) -> Result<Polled, CallError> {
+        let proto::PollSourceAnswer { splits, files, available, trouble, offsets_per_row, more } =
+            answer;
+        let more = match required(more, "more")? {
+            poll_source_answer::More::Never(_) => More::Never,
+            poll_source_answer::More::WithTime(_) => More::WithTime,
+            poll_source_answer::More::AfterNs(nanos) => More::After(Duration::from_nanos(nanos)),
+        };
+        let (available, trouble) = (offsets_from_proto(available), trouble.map(error_from_proto));
+        Ok(Polled { splits, files, available, more, trouble, offsets_per_row })
     }
 }
 

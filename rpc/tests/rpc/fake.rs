@@ -30,6 +30,7 @@ use millrace_rpc::remote::{
 use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, Cut, LivePart, RunningJob, StartJob,
 };
+use millrace_rpc::source_poll::{More, PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, StatementId, VersionEdit};
 use tokio::net::TcpListener;
@@ -119,6 +120,22 @@ impl Fake {
     }
 }
 
+/// What there is of a source as of a record: everything is set, and whether there is more differs from record to record.
+pub fn polled(record: u64) -> Polled {
+    Polled {
+        splits: filled::all("millrace.log.SourceSplit"),
+        files: vec![filled::one("millrace.log.SourceFile"); 2],
+        available: vec![(0, u64::MAX), (1 << 31, 5)],
+        more: match record % 3 {
+            0 => More::Never,
+            1 => More::WithTime,
+            _ => More::After(Duration::from_nanos(1_000_000_001)),
+        },
+        trouble: (record > 0).then(|| SqlError::new(SqlState::IO_ERROR, "a file is missing")),
+        offsets_per_row: 64,
+    }
+}
+
 #[async_trait]
 impl ComputeService for Fake {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
@@ -183,6 +200,13 @@ impl ComputeService for Fake {
 
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.note((job, generation));
+    }
+
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        let (source, record) = (poll.source, poll.record);
+        self.note(poll);
+        self.answer(source).await?;
+        Ok(polled(record))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Bytes of messages between processes: a failure means that processes of two builds would not understand each other,
 //! so the protocol version has to rise. The bytes are written by hand from the protobuf encoding.
 
+use millrace_rpc::log::{SourceSplit, SplitOffset};
 use millrace_rpc::proto;
 use millrace_rpc::version::StatementId;
 use prost::Message;
@@ -13,6 +14,28 @@ fn hex(message: &impl Message) -> String {
 fn golden_requests_of_each_service() {
     let cut = proto::CutRequest { job: 7, generation: 3, epoch: 300, number: 5, record: 6 };
     assert_eq!(hex(&cut), "08071003".to_owned() + "18ac02" + "2005" + "2806");
+
+    let at = |split, offset| SplitOffset { split, offset };
+    let poll = proto::PollSourceRequest {
+        source: 7,
+        reader: 8,
+        record: 300,
+        offsets: vec![at(0, 5), at(1, 300)],
+        started_ms: 2,
+        now_ms: 3,
+    };
+    let expected = ["0807", "1008", "18ac02", "22021005", "2205080110ac02", "2802", "3003"];
+    assert_eq!(hex(&poll), expected.concat());
+    let more = Some(proto::poll_source_answer::More::AfterNs(300));
+    let answer = proto::PollSourceAnswer {
+        splits: vec![SourceSplit { split: 1, name: "p".into(), start: 5 }],
+        available: vec![at(1, 300)],
+        offsets_per_row: 2,
+        more,
+        ..proto::PollSourceAnswer::default()
+    };
+    let expected = ["0a07", "0801", "120170", "1805", "1a05080110ac02", "30ac02", "4002"];
+    assert_eq!(hex(&answer), expected.concat());
 
     let kind = proto::live_part::Kind::Run(proto::RunPart { run_id: 4, meta_length: 2 });
     let part =

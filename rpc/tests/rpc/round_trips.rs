@@ -17,10 +17,11 @@ use millrace_rpc::dml::{
 use millrace_rpc::log::{AlterRelation, LogRecord, RegisterProcess, UserChange};
 use millrace_rpc::rows::encoded_batches;
 use millrace_rpc::services::{CompactionTask, Cut, LivePart, PartKind, StartJob};
+use millrace_rpc::source_poll::PollSource;
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::StatementId;
 
-use crate::fake::{Clients, FAILING, LIMIT, encoded, error, networked};
+use crate::fake::{Clients, FAILING, LIMIT, encoded, error, networked, polled};
 use crate::filled;
 
 const JOB: RelationId = RelationId(7);
@@ -105,6 +106,22 @@ async fn compute() {
         assert_eq!(fake.seen(), shown((JOB, GENERATION, handles)));
         compute.stop_job(JOB, GENERATION).await;
         assert_eq!(fake.seen(), shown((JOB, GENERATION)));
+        for record in [0, 1, 1 << 40] {
+            let poll = PollSource {
+                source: JOB,
+                reader: RelationId(8),
+                record,
+                offsets: vec![(0, 1 << 40), (1 << 31, 2)],
+                started_ms: 3,
+                now_ms: 1 << 41,
+            };
+            let answer = compute.poll_source(poll.clone()).await.unwrap();
+            assert_eq!(shown(answer), shown(polled(record)));
+            assert_eq!(fake.seen(), shown(poll));
+        }
+        let poll = PollSource { source: FAILING, ..PollSource::default() };
+        let failed = compute.poll_source(poll).await.unwrap_err();
+        assert_eq!(failed.message, error().message);
     })
     .await;
 }
