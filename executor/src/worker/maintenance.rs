@@ -120,6 +120,7 @@ fn round(shared: &Arc<Shared>, accounts: &mut Accounts) {
     shared.governor.rebalance();
     shared.changelogs.shed();
     close_stopped(shared);
+    shared.sources.close_unasked(shared.store.env().now());
     for job in touched.iter().filter_map(|(id, _)| shared.job(*id)) {
         if needs_flush(&job) {
             start_flush(shared, job);

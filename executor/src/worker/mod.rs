@@ -11,6 +11,7 @@ mod feed;
 pub(crate) mod into_table;
 mod job;
 mod maintenance;
+mod sources;
 mod start;
 mod statements;
 mod stream;
@@ -25,6 +26,7 @@ use async_trait::async_trait;
 use millrace_common::fair_shares::{FairShares, threads_for};
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, StartJob};
+use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle};
 use millrace_storage::StateStore;
@@ -35,6 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::dml_service::LocksOfFrontends;
 use self::job::{Job, Kind};
+use self::sources::PolledSources;
 pub use self::start::{describe_table, rows_table};
 pub(crate) use self::statements::TableSource;
 use self::stream::RecordStream;
@@ -95,6 +98,8 @@ struct Shared {
     stream: RecordStream,
     /// Locks of tables that frontends of other processes hold.
     locks_of_frontends: Arc<LocksOfFrontends>,
+    /// Sources that the leader asks about.
+    sources: PolledSources,
 }
 
 /// A job that was stopped and may be started again.
@@ -131,6 +136,7 @@ impl Worker {
             started: tokio::sync::Notify::new(),
             stream: RecordStream::default(),
             locks_of_frontends: Arc::default(),
+            sources: PolledSources::default(),
         });
         let stop = CancellationToken::new();
         maintenance::spawn(&shared, stop.clone());
@@ -373,5 +379,9 @@ impl ComputeService for Worker {
 
     async fn stop_job(&self, job: JobId, generation: Generation) {
         self.shared.remove(job, |j| j.generation <= generation).await;
+    }
+
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        self.shared.poll_source(poll).await
     }
 }
