@@ -443,6 +443,7 @@ impl Shared {
                 let status = Arc::<Mutex<SourceStatus>>::default();
                 let coordinator = source::Coordinator::new(
                     Arc::clone(&me),
+                    Arc::clone(&services.compute),
                     id,
                     Arc::clone(&notify),
                     Arc::clone(&status),

@@ -2,46 +2,47 @@
 //!
 //! Offsets become content only by a record in the log, so every reader sees the same rows at the same
 //! epoch; so do the splits and files that discovery finds. Their pace follows the fastest reader: at most
-//! [`OUTSTANDING`] epochs lie ahead of what it has sealed, and each holds about half a second of its
-//! work; epochs of that size are cut at once, without the barrier interval (`schedule`). A source with a rate of its own
-//! is followed by the wall clock. Slower readers fall behind
-//! without holding anybody back. A table fed by a connector is its source's only reader.
+//! two epochs lie ahead of what it has sealed, and each holds about half a second of its work; epochs of that size are
+//! cut at once, without the barrier interval (`schedule`). A source with a rate of its own is followed by the wall
+//! clock. Slower readers fall behind without holding anybody back. A table fed by a connector is its source's only reader.
 //!
-//! A source that cannot be asked what there is says so in its status and is asked again, ever more
-//! seldom; what is fixed already is read on meanwhile.
+//! What there is beyond that, the leader does not look at itself: a process on which a job reads the source is asked
+//! ([`asking`]). A source of which it cannot be said what there is shows that in its status and is asked about again,
+//! ever more seldom; what is fixed already is read on meanwhile.
 
+mod asking;
+mod pace;
+
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, RelationId, SqlError};
-use millrace_connector::{ConnectorError, Known, More, Polled, Source, options};
+use millrace_common::{Epoch, JobId, RelationId, SqlError, SqlState};
+use millrace_connector::options;
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{Entry, SourceAdvance, SplitMark, SplitOffset};
+use millrace_rpc::services::ComputeService;
+use millrace_rpc::source_poll::{Known, More, PollSource, Polled};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use self::asking::{AWAY_PAUSE, Asking, Reader};
+pub use self::pace::MAX_EVENTS;
+use self::pace::{
+    Demand, FIRST_EVENTS, MIN_EVENTS, Next, Rate, demand, extended, is_full, next_amount, next_offsets, reached,
+};
 use crate::idle_splits::IdleSplits;
 use crate::job::Sealed;
+use crate::read::is_cut_off;
 use crate::shared::Shared;
 use crate::state::{MetaState, feed_counter};
 use crate::status::JobState;
 
-/// Epochs fixed beyond the fastest reader's last sealed one: one being worked on, one ready.
-const OUTSTANDING: usize = 2;
-/// Work of the fastest reader in one epoch.
-const EPOCH_WORK: Duration = Duration::from_millis(500);
-/// Rows of the first epoch, before any speed is known.
-const FIRST_EVENTS: u64 = 16_384;
-/// One epoch's bounds.
-const MIN_EVENTS: u64 = 1_024;
-pub const MAX_EVENTS: u64 = 8 << 20;
-/// An epoch is at most this many times the one before: one lucky measurement does not flood a reader.
-const MAX_GROWTH: u64 = 4;
 /// Until an append that the log refused is tried again.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-/// Pause after a failure to open or poll the source; doubles with every failure in a row.
+/// Pause after the source could not be opened or polled; doubles with every failure in a row.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
 /// A poll that takes longer has failed: a store or broker that does not answer.
@@ -91,29 +92,24 @@ impl SourceState {
 
 pub struct Coordinator {
     shared: Arc<Shared>,
+    /// The processes that are asked what there is.
+    compute: Arc<dyn ComputeService>,
     id: RelationId,
     notify: Arc<Notify>,
     status: Arc<Mutex<SourceStatus>>,
 }
 
-/// What the readers allow now.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Demand {
-    /// No job reads it.
-    Nobody,
-    /// Enough is outstanding.
-    Enough,
-    /// The speed of the fastest reader, in offsets a second; `None`: not measured yet.
-    Next { speed: Option<f64> },
-}
-
-/// One opening of the source: until its catalog entry changes.
+/// Until the source's catalog entry changes.
 struct Session {
     relation: Arc<Relation>,
-    source: Arc<dyn Source>,
     started_ms: u64,
     rate: Rate,
+    asking: Asking,
+    /// It could be told last what there is.
+    is_checked: bool,
     polled: Option<(Instant, Polled)>,
+    /// As was told last; `None`: not yet.
+    offsets_per_row: Option<u64>,
     failures: u32,
     retry_at: Option<Instant>,
     amount: u64,
@@ -124,49 +120,29 @@ struct Session {
     idle: Option<IdleSplits>,
 }
 
-/// A bucket of offsets that fills with time.
-struct Rate {
-    per_second: Option<u64>,
-    tokens: f64,
-    filled: Instant,
-}
-
-impl Rate {
-    fn new(per_second: Option<u64>, now: Instant) -> Rate {
-        Rate { per_second, tokens: 0.0, filled: now }
-    }
-
-    /// How much may be taken now.
-    fn allowance(&mut self, now: Instant) -> u64 {
-        let Some(rate) = self.per_second else { return u64::MAX };
-        let earned = (now - self.filled).as_secs_f64() * rate as f64;
-        self.filled = now;
-        self.tokens = (self.tokens + earned).min((rate as f64).max(1.0));
-        self.tokens as u64
-    }
-
-    fn take(&mut self, amount: u64) {
-        if self.per_second.is_some() {
-            self.tokens -= amount as f64;
-        }
+impl Session {
+    /// What the next epoch is to hold, in offsets.
+    fn wanted(&self) -> u64 {
+        self.amount.saturating_mul(self.offsets_per_row.unwrap_or(1))
     }
 }
 
 impl Coordinator {
     pub fn new(
         shared: Arc<Shared>,
+        compute: Arc<dyn ComputeService>,
         id: RelationId,
         notify: Arc<Notify>,
         status: Arc<Mutex<SourceStatus>>,
     ) -> Coordinator {
-        Coordinator { shared, id, notify, status }
+        Coordinator { shared, compute, id, notify, status }
     }
 
     /// Until cancelled.
     pub async fn run(self) {
         let mut failures = 0;
         while let Some(relation) = self.relation() {
-            match self.open(&relation) {
+            match self.begin(&relation) {
                 Ok(mut session) => {
                     failures = 0;
                     if !self.drive(&mut session).await {
@@ -186,14 +162,16 @@ impl Coordinator {
         self.shared.state.read().relations.get(&self.id).cloned()
     }
 
-    fn open(&self, relation: &Arc<Relation>) -> Result<Session, SqlError> {
+    fn begin(&self, relation: &Arc<Relation>) -> Result<Session, SqlError> {
         let most = self.most();
         Ok(Session {
-            source: millrace_connector::create_source(relation)?,
             started_ms: Epoch(relation.created_epoch).millis(),
             rate: Rate::new(options::rate_limit(relation)?, self.shared.env.now()),
             relation: Arc::clone(relation),
+            asking: Asking::default(),
+            is_checked: false,
             polled: None,
+            offsets_per_row: None,
             failures: 0,
             retry_at: None,
             amount: FIRST_EVENTS.min(most),
@@ -230,7 +208,7 @@ impl Coordinator {
         status.reason = Some(reason);
     }
 
-    /// `true`: the catalog entry has changed, open it again. `false`: it is gone.
+    /// `true`: the catalog entry has changed, begin again. `false`: it is gone.
     async fn drive(&self, session: &mut Session) -> bool {
         loop {
             let Some(relation) = self.relation() else { return false };
@@ -245,10 +223,7 @@ impl Coordinator {
             let speed = match self.demand(session) {
                 Demand::Next { speed } => speed,
                 Demand::Nobody => {
-                    if self.status.lock().state != SourceState::Failing {
-                        self.set_state(SourceState::Idle);
-                    }
-                    self.notify.notified().await;
+                    self.stay_idle(session).await;
                     continue;
                 }
                 Demand::Enough => {
@@ -265,30 +240,19 @@ impl Coordinator {
     /// Fixes the next offsets, or waits for there to be any. `false`: the log is closed.
     async fn step(&self, session: &mut Session, speed: Option<f64>) -> bool {
         let interval = self.shared.settings().barrier_interval;
-        let per_row = session.source.offsets_per_row().max(1);
-        if let Some(speed) = speed {
+        if let (Some(speed), Some(per_row)) = (speed, session.offsets_per_row) {
             session.amount = next_amount(session.amount, speed / per_row as f64).min(self.most());
         }
         let known = self.known(session.started_ms);
-        let wanted = session.amount.saturating_mul(per_row);
         let mut found = None;
-        if is_poll_due(session, &known, wanted, interval, self.shared.env.now()) {
-            match tokio::time::timeout(POLL_LIMIT, session.source.poll(&known)).await {
-                Ok(Ok(polled)) => {
-                    session.failures = 0;
-                    session.retry_at = None;
-                    self.status.lock().available = polled.available.clone();
-                    found = Some((polled.splits.clone(), polled.files.clone()));
-                    session.polled = Some((self.shared.env.now(), polled));
-                }
-                Ok(Err(error)) => self.poll_failed(session, error.into()),
-                Err(_) => {
-                    let place = format!("source {}", self.id);
-                    let error = ConnectorError::io(place, "it does not answer");
-                    self.poll_failed(session, error.into());
-                }
-            }
+        if is_poll_due(session, &known, session.wanted(), interval, self.shared.env.now())
+            && let Some(polled) = self.poll(session, &known).await
+        {
+            self.status.lock().available = polled.available.clone();
+            found = Some((polled.splits.clone(), polled.files.clone()));
+            session.polled = Some((self.shared.env.now(), polled));
         }
+        let wanted = session.wanted();
         match session.polled.as_ref().and_then(|(_, polled)| polled.trouble.as_ref()) {
             Some(trouble) => self.failing(trouble),
             None if session.retry_at.is_none() => self.set_state(SourceState::Running),
@@ -325,7 +289,129 @@ impl Coordinator {
             self.plan(&session.relation, &offsets);
         }
         let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
-        self.advance(entry).await
+        self.advance(session, entry).await
+    }
+
+    /// No job that reads it runs, so it does not advance. If there are any, a process is asked all the same, so that it is
+    /// seen why they may not.
+    async fn stay_idle(&self, session: &mut Session) {
+        let mut is_well = self.status.lock().state != SourceState::Failing;
+        let has_readers = !self.readers().is_empty();
+        let is_due = session.retry_at.is_none_or(|at| self.shared.env.now() >= at);
+        if has_readers && is_due && !session.is_checked {
+            let known = self.known(session.started_ms);
+            // What is found is found again when it can be logged.
+            if let Some(polled) = self.poll(session, &known).await {
+                is_well = polled.trouble.is_none();
+                polled.trouble.iter().for_each(|trouble| self.failing(trouble));
+            }
+        }
+        match session.retry_at {
+            Some(at) if has_readers && !session.is_checked => {
+                self.pause(at.saturating_duration_since(self.shared.env.now())).await;
+            }
+            _ => {
+                if is_well {
+                    self.set_state(SourceState::Idle);
+                }
+                self.notify.notified().await;
+            }
+        }
+    }
+
+    /// Asks what there is. `None`: that cannot be told, which is noted.
+    async fn poll(&self, session: &mut Session, known: &Known) -> Option<Polled> {
+        let answer = self.ask(&mut session.asking, known).await;
+        session.is_checked = answer.is_ok();
+        match answer {
+            Ok(polled) => {
+                session.failures = 0;
+                session.retry_at = None;
+                session.offsets_per_row = Some(polled.offsets_per_row.max(1));
+                Some(polled)
+            }
+            Err(error) if is_cut_off(error.state) => {
+                let now = self.shared.env.now();
+                session.retry_at = Some(now + AWAY_PAUSE);
+                if session.asking.are_all_away(now) {
+                    self.failing(&error);
+                }
+                None
+            }
+            Err(error) => {
+                session.failures += 1;
+                session.retry_at = Some(self.shared.env.now() + retry_pause(session.failures));
+                self.failing(&error);
+                None
+            }
+        }
+    }
+
+    /// Asks one process after the other, until one is not away.
+    async fn ask(&self, asking: &mut Asking, known: &Known) -> Result<Polled, SqlError> {
+        let mut away = SqlError::new(SqlState::CANNOT_CONNECT_NOW, "no job that reads it runs");
+        for Reader { process, job } in asking.order(self.readers()) {
+            let poll = PollSource {
+                source: self.id,
+                reader: job,
+                record: self.shared.state.read().number,
+                offsets: known.offsets.clone(),
+                started_ms: known.started_ms,
+                now_ms: known.now_ms,
+            };
+            match tokio::time::timeout(POLL_LIMIT, self.compute.poll_source(poll)).await {
+                Ok(Ok(polled)) => {
+                    asking.note_answer(process);
+                    return Ok(polled);
+                }
+                Ok(Err(error)) if is_cut_off(error.state) => {
+                    asking.note_away(process);
+                    away = error;
+                }
+                Ok(Err(error)) => {
+                    asking.note_failure(process);
+                    return Err(error);
+                }
+                Err(_) => {
+                    asking.note_failure(process);
+                    let message = format!("cannot read source {}: it does not answer", self.id);
+                    return Err(SqlError::new(SqlState::IO_ERROR, message)
+                        .with_hint("It is tried again by itself."));
+                }
+            }
+        }
+        Err(away)
+    }
+
+    /// Whom to ask what there is: the jobs that read the source and run, the fastest first. While none runs, all that are
+    /// placed somewhere.
+    fn readers(&self) -> Vec<Reader> {
+        let state = self.shared.state.read();
+        let placed = |job: JobId| {
+            let process = state.jobs.get(&job)?.process;
+            (process != 0).then_some(Reader { process, job })
+        };
+        if state.jobs.contains_key(&self.id) {
+            return placed(self.id).into_iter().collect();
+        }
+        let mut running = self.running(&state);
+        running.sort_by_key(|(_, epoch, sealed)| Reverse(reached(*epoch, *sealed)));
+        let running: Vec<Reader> = running.iter().filter_map(|(job, ..)| placed(*job)).collect();
+        match running.is_empty() {
+            true => state.readers(self.id).into_iter().filter_map(placed).collect(),
+            false => running,
+        }
+    }
+
+    /// The jobs that read the source and run, beyond their backfill: committed epoch and last sealed cut.
+    fn running(&self, state: &MetaState) -> Vec<(JobId, Epoch, Option<Sealed>)> {
+        let running = |id: JobId| {
+            let handle = self.shared.job(id)?;
+            let job = state.jobs.get(&id)?;
+            let ready = job.version.backfill.is_none() && handle.state() == JobState::Running;
+            ready.then(|| (id, Epoch(job.version.epoch), handle.sealed()))
+        };
+        state.readers(self.id).into_iter().filter_map(running).collect()
     }
 
     /// Lets readers of a source read ahead what the next record is to fix.
@@ -350,18 +436,13 @@ impl Coordinator {
         (admitted.offsets, admitted.marks)
     }
 
-    fn poll_failed(&self, session: &mut Session, error: SqlError) {
-        session.failures += 1;
-        session.retry_at = Some(self.shared.env.now() + retry_pause(session.failures));
-        self.failing(&error);
-    }
-
     /// Nothing can be fixed now.
     async fn wait_for_more(&self, session: &Session, interval: Duration) {
         // A rate holds back only what is there.
         let limited = session.rate.per_second.is_some() && self.is_left(session);
         let now = self.shared.env.now();
         let until_retry = session.retry_at.map(|at| at.saturating_duration_since(now));
+        let until_retry = until_retry.filter(|pause| !pause.is_zero());
         match (&session.polled, until_retry) {
             (_, Some(pause)) => self.pause(pause).await,
             (Some((_, polled)), None) if polled.more == More::WithTime || limited => {
@@ -415,26 +496,20 @@ impl Coordinator {
                 Demand::Enough
             };
         }
-        let readers: Vec<(Epoch, Option<Sealed>)> = state
-            .readers(self.id)
-            .into_iter()
-            .filter_map(|id| {
-                let handle = self.shared.job(id)?;
-                let job = state.jobs.get(&id)?;
-                let ready = job.version.backfill.is_none() && handle.state() == JobState::Running;
-                ready.then(|| (Epoch(job.version.epoch), handle.sealed()))
-            })
-            .collect();
+        let readers: Vec<(Epoch, Option<Sealed>)> =
+            self.running(&state).into_iter().map(|(_, epoch, sealed)| (epoch, sealed)).collect();
         demand(&state, self.id, &readers)
     }
 
     /// `false`: the source is gone or the log is closed. Where the log takes nothing at present, that is waited for, and
     /// the source has not advanced.
-    async fn advance(&self, advance: SourceAdvance) -> bool {
+    async fn advance(&self, session: &mut Session, advance: SourceAdvance) -> bool {
         let Ok(log) = self.shared.log() else { return false };
         match log.append(Entry::SourceAdvance(advance)).await {
             Ok(verdict) => verdict.is_ok(),
             Err(error) if error.is_refusal() => {
+                // What was found is not logged: it is to be found again.
+                session.polled = None;
                 tokio::time::sleep(REFUSED_PAUSE).await;
                 true
             }
@@ -458,17 +533,6 @@ fn one_line(error: &SqlError) -> String {
 
 fn retry_pause(failures: u32) -> Duration {
     RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY_MAX)
-}
-
-fn extended(
-    parts: &millrace_rpc::services::SourceParts,
-    splits: &[millrace_rpc::log::SourceSplit],
-) -> millrace_rpc::services::SourceParts {
-    let mut parts = parts.clone();
-    if !splits.is_empty() {
-        Arc::make_mut(&mut parts.splits).extend(splits.iter().cloned());
-    }
-    parts
 }
 
 /// Whether to ask again: nothing is known, or what is known does not fill the next epoch and there
@@ -515,90 +579,14 @@ fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session, now: Ins
         }
         _ => session.fed = Some((total, now)),
     }
-    let epoch = session.amount.saturating_mul(session.source.offsets_per_row().max(1));
     match fixed.saturating_sub(total) {
-        outstanding if outstanding > epoch => Demand::Enough,
+        outstanding if outstanding > session.wanted() => Demand::Enough,
         _ => Demand::Next { speed },
     }
 }
 
-/// `readers`: committed epoch and last sealed cut of every running reader.
-fn demand(state: &MetaState, id: RelationId, readers: &[(Epoch, Option<Sealed>)]) -> Demand {
-    let Some(source) = state.sources.get(&id) else { return Demand::Nobody };
-    let reached =
-        |(epoch, sealed): &(Epoch, Option<Sealed>)| sealed.map_or(*epoch, |s| s.to.max(*epoch));
-    let Some(fastest) = readers.iter().map(reached).max() else { return Demand::Nobody };
-    let ahead =
-        source.history.iter().rev().take_while(|(e, _)| *e > fastest).take(OUTSTANDING).count();
-    if ahead >= OUTSTANDING {
-        return Demand::Enough;
-    }
-    let total = |epoch| source.offsets_at(epoch).iter().map(|o| o.offset).sum::<u64>();
-    let speeds = readers.iter().filter_map(|(_, sealed)| {
-        let sealed = (*sealed)?;
-        let events = total(sealed.to).saturating_sub(total(sealed.from));
-        (events > 0).then(|| events as f64 / sealed.took.as_secs_f64().max(1e-3))
-    });
-    Demand::Next { speed: speeds.reduce(f64::max) }
-}
-
-fn next_amount(previous: u64, speed: f64) -> u64 {
-    let wanted = (speed * EPOCH_WORK.as_secs_f64()) as u64;
-    wanted
-        .clamp(previous / MAX_GROWTH, previous.saturating_mul(MAX_GROWTH))
-        .clamp(MIN_EVENTS, MAX_EVENTS)
-}
-
-/// What one record can fix.
-#[derive(Debug, Default, PartialEq)]
-struct Next {
-    offsets: Vec<SplitOffset>,
-    /// It is all there is now, and more comes with time.
-    at_clock: bool,
-    /// Offsets that all splits together go forward by.
-    taken: u64,
-}
-
-/// Whether an advance is worth a commit of its own.
-fn is_full(taken: u64, wanted: u64, more: Option<More>) -> bool {
-    taken > 0 && (taken >= wanted || more == Some(More::Never))
-}
-
-/// Every split moves by its share of `amount`, as far as it has rows; what one cannot use goes to the
-/// others.
-fn next_offsets(polled: &Polled, known: &Known, amount: u64) -> Next {
-    let mut left: Vec<(u32, u64, u64)> = polled
-        .available
-        .iter()
-        .map(|(split, end)| {
-            let from = known.offset(*split);
-            (*split, from, end.saturating_sub(from))
-        })
-        .collect();
-    left.sort_by_key(|(_, _, available)| *available);
-    let mut next = Next::default();
-    let mut amount = amount;
-    let mut short = false;
-    let count = left.len();
-    for (i, (split, from, available)) in left.into_iter().enumerate() {
-        let share = amount.div_ceil((count - i) as u64);
-        short |= available < share;
-        let step = available.min(share);
-        if step > 0 {
-            amount -= step;
-            next.taken += step;
-            next.offsets.push(SplitOffset { split, offset: from + step });
-        }
-    }
-    next.offsets.sort_by_key(|o| o.split);
-    next.at_clock = short && polled.more == More::WithTime;
-    next
-}
-
 #[cfg(test)]
 mod tests {
-    use millrace_common::SqlState;
-
     use super::*;
 
     #[test]
@@ -609,78 +597,5 @@ mod tests {
         assert_eq!(one_line(&error), "a file has changed. Leave it.");
         let error = error.with_detail("It was short.");
         assert_eq!(one_line(&error), "a file has changed. It was short. Leave it.");
-    }
-
-    fn polled(available: u64, more: More) -> Polled {
-        Polled { available: vec![(0, available), (1, available)], more, ..Polled::default() }
-    }
-
-    fn known(at: u64) -> Known {
-        Known { offsets: vec![(0, at), (1, at)], ..Known::default() }
-    }
-
-    fn offsets(of: u64) -> Vec<SplitOffset> {
-        [0, 1].map(|split| SplitOffset { split, offset: of }).to_vec()
-    }
-
-    #[test]
-    fn splits_share_an_epoch_and_what_one_lacks_goes_to_the_others() {
-        let next =
-            |available, from| next_offsets(&polled(available, More::WithTime), &known(from), 200);
-        assert_eq!(next(50, 0), Next { offsets: offsets(50), at_clock: true, taken: 100 });
-        assert_eq!(next(50, 50), Next { at_clock: true, ..Next::default() });
-        assert_eq!(next(500, 0), Next { offsets: offsets(100), at_clock: false, taken: 200 });
-        let uneven = Polled { available: vec![(0, 10), (1, 1_000)], ..Polled::default() };
-        let offsets = next_offsets(&uneven, &known(0), 200).offsets;
-        let of = |split, offset| SplitOffset { split, offset };
-        assert_eq!(offsets, [of(0, 10), of(1, 190)]);
-        // A split that does not begin at 0 goes forward from where it begins.
-        let split = millrace_rpc::log::SourceSplit { split: 3, name: String::new(), start: 70 };
-        let parts = extended(&Default::default(), &[split]);
-        let known = Known { parts, ..Known::default() };
-        let one = Polled { available: vec![(3, 90)], ..Polled::default() };
-        assert_eq!(next_offsets(&one, &known, 5).offsets, [of(3, 75)]);
-    }
-
-    #[test]
-    fn an_epoch_is_full_where_waiting_would_not_add_to_it() {
-        let after = Some(More::After(Duration::from_secs(1)));
-        assert!(is_full(100, 100, after));
-        assert!(!is_full(99, 100, after));
-        assert!(!is_full(99, 100, Some(More::WithTime)));
-        assert!(is_full(99, 100, Some(More::Never)), "the end");
-        assert!(!is_full(0, 100, Some(More::Never)), "only files and marks");
-    }
-
-    #[test]
-    fn an_epoch_grows_with_the_readers_speed_but_not_at_once() {
-        assert_eq!(next_amount(1_000_000, 1_000_000.0), 500_000);
-        assert_eq!(next_amount(16_384, 1e9), 16_384 * MAX_GROWTH);
-        assert_eq!(next_amount(MAX_EVENTS, 1e12), MAX_EVENTS);
-        assert_eq!(next_amount(2_048, 0.5), MIN_EVENTS);
-    }
-
-    #[test]
-    fn at_most_two_epochs_lie_ahead_of_the_fastest_reader() {
-        let id = RelationId(1);
-        let mut state = MetaState::default();
-        let history = (1..=3).map(|e| (Epoch(e * 10), offsets(e * 100))).collect();
-        let timeline = crate::timeline::Timeline::since(Epoch(1));
-        let parts = Default::default();
-        state
-            .sources
-            .insert(id, crate::state::SourceRecord { history, timeline, parts, marks: Vec::new() });
-        let next = |offset| state.sources[&id].next_end(0, offset);
-        assert_eq!(
-            [0, 99, 100, 299, 300].map(next),
-            [Some(100), Some(100), Some(200), Some(300), None]
-        );
-        let sealed = |from, to| Some(Sealed { from: Epoch(from), to: Epoch(to), took: EPOCH_WORK });
-        assert_eq!(demand(&state, id, &[]), Demand::Nobody);
-        assert_eq!(demand(&state, id, &[(Epoch(10), None)]), Demand::Enough);
-        assert_eq!(demand(&state, id, &[(Epoch(20), None)]), Demand::Next { speed: None });
-        // The slow reader does not matter, and a sealed epoch counts before it is committed.
-        let readers = [(Epoch(0), None), (Epoch(10), sealed(10, 20))];
-        assert_eq!(demand(&state, id, &readers), Demand::Next { speed: Some(400.0) });
     }
 }

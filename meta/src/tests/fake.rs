@@ -14,6 +14,7 @@ use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, Cut, LivePart, MetaService, RunningJob,
     StartJob,
 };
+use millrace_rpc::source_poll::{More, PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{BackfillState, JobCommit, PublishHandle, SliceRef, VersionEdit};
 use parking_lot::Mutex;
@@ -43,6 +44,8 @@ pub struct Behaviour {
     pub backfill_steps: u64,
     /// Of a table: what each commit with rows adds to the store.
     pub commit_bytes: u64,
+    /// Of a source: why it cannot be said what there is of it.
+    pub fail_poll: Option<String>,
     /// Of a sink: how long its target takes for a change, and why it takes none.
     pub publish_takes: Duration,
     pub fail_publish: Option<String>,
@@ -114,6 +117,10 @@ struct World {
     last_message: StreamMessage,
     /// How often the stream had a gap.
     gaps: u64,
+    /// How much there is of each source.
+    offered: HashMap<RelationId, u64>,
+    /// The sources that were asked about, and the reader of each question.
+    polls: Vec<(RelationId, JobId)>,
 }
 
 impl World {
@@ -282,6 +289,17 @@ impl Fake {
 
     pub fn set_stream(&self, stream: Stream) {
         self.world.lock().stream = stream;
+    }
+
+    /// There is so much of a source from now on.
+    pub fn offer(&self, source: RelationId, offset: u64) {
+        self.world.lock().offered.insert(source, offset);
+    }
+
+    /// The readers on whose processes was asked what there is of a source, since this was last called.
+    pub fn take_polls(&self, source: RelationId) -> Vec<JobId> {
+        let mut world = self.world.lock();
+        world.polls.extract_if(.., |(of, _)| *of == source).map(|(_, reader)| reader).collect()
     }
 
     /// How often the record stream had a gap.
@@ -521,6 +539,27 @@ impl ComputeService for Fake {
         if hang {
             std::future::pending::<()>().await;
         }
+    }
+
+    async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError> {
+        let (source, reader, offered) = {
+            let mut world = self.world.lock();
+            world.polls.push((poll.source, poll.reader));
+            let of = |id| world.behaviours.get(&id).cloned().unwrap_or_default();
+            let offered = world.offered.get(&poll.source).copied().unwrap_or(0);
+            (of(poll.source), of(poll.reader), offered)
+        };
+        if source.hang {
+            std::future::pending::<()>().await;
+        }
+        if reader.is_cut_off {
+            return Err(SqlError::new(SqlState::CONNECTION_FAILURE, "planted"));
+        }
+        if let Some(reason) = source.fail_poll {
+            return Err(SqlError::new(SqlState::IO_ERROR, reason));
+        }
+        let more = More::After(Duration::from_millis(100));
+        Ok(Polled { available: vec![(0, offered)], more, offsets_per_row: 1, ..Polled::default() })
     }
 }
 

@@ -19,6 +19,7 @@ mod processes;
 mod reads;
 mod rebuild;
 pub mod simulation;
+mod sources;
 mod store;
 mod stream;
 mod takeover;
