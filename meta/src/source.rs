@@ -31,7 +31,8 @@ use tracing::{info, warn};
 use self::asking::{AWAY_PAUSE, Asking, Reader};
 pub use self::pace::MAX_EVENTS;
 use self::pace::{
-    Demand, FIRST_EVENTS, MIN_EVENTS, Next, Rate, demand, extended, is_full, next_amount, next_offsets, reached,
+    Demand, FIRST_EVENTS, MIN_EVENTS, Next, Rate, demand, extended, is_full, next_amount,
+    next_offsets, reached,
 };
 use crate::idle_splits::IdleSplits;
 use crate::job::Sealed;

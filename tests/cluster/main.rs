@@ -12,6 +12,7 @@ mod network;
 mod observed;
 mod process;
 mod sessions;
+mod sources;
 mod standalone;
 mod suites;
 mod takeover;

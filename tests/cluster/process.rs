@@ -280,7 +280,9 @@ impl Cluster {
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
         let mut command = self.command(role(name), "millrace", &data_dir, &listen);
-        command.args(self.flags);
+        let work_dir = self.work_dir(role(name));
+        std::fs::create_dir_all(&work_dir).expect("a working directory");
+        command.current_dir(work_dir).args(self.flags);
         if let Some(network) = self.network.as_ref().filter(|_| takes_calls) {
             command.args(["--advertise", &network.proxy(name, &listen)]);
         }
@@ -306,6 +308,11 @@ impl Cluster {
 
     pub fn address(&self, name: &str) -> String {
         self.processes[name].address.clone()
+    }
+
+    /// The working directory of the processes of a role.
+    pub fn work_dir(&self, role: &str) -> PathBuf {
+        self.dir.join("work").join(role)
     }
 
     /// What the object store has of the process that was given this incarnation.

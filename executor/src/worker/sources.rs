@@ -218,7 +218,11 @@ mod tests {
         (Arc::new(sources), outside)
     }
 
-    async fn poll(sources: Arc<PolledSources>, name: &str, now_ms: u64) -> Result<Polled, SqlError> {
+    async fn poll(
+        sources: Arc<PolledSources>,
+        name: &str,
+        now_ms: u64,
+    ) -> Result<Polled, SqlError> {
         let relation = Relation { id: 1, name: name.to_owned(), ..Relation::default() };
         let known = || Known { now_ms, ..Known::default() };
         sources.poll(Arc::new(relation), known, &EnvHandle::default()).await

@@ -78,7 +78,9 @@ mod tests {
     use super::*;
 
     fn readers(on: &[(u64, u32)]) -> Vec<Reader> {
-        on.iter().map(|(process, job)| Reader { process: *process, job: RelationId(*job) }).collect()
+        on.iter()
+            .map(|(process, job)| Reader { process: *process, job: RelationId(*job) })
+            .collect()
     }
 
     fn order(asking: &mut Asking, on: &[(u64, u32)]) -> Vec<u32> {
@@ -89,7 +91,11 @@ mod tests {
     fn who_has_answered_is_asked_again_and_who_has_failed_last() {
         let on = [(3, 30), (1, 10), (3, 31), (2, 20)];
         let mut asking = Asking::default();
-        assert_eq!(order(&mut asking, &on), [30, 10, 20], "the fastest one first, each process once");
+        assert_eq!(
+            order(&mut asking, &on),
+            [30, 10, 20],
+            "the fastest one first, each process once"
+        );
         asking.note_answer(1);
         assert_eq!(order(&mut asking, &on), [10, 30, 20]);
         asking.note_failure(1);

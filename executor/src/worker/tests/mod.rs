@@ -10,6 +10,7 @@ mod pipeline;
 mod places;
 mod reads;
 mod requests;
+mod sources;
 mod staged;
 mod stream;
 mod tables;
@@ -270,6 +271,10 @@ impl MetaService for Meta {
         let committed = jobs.get(&job).filter(|job| job.start.version.commits > 0);
         let inputs = committed.map(|job| job.start.inputs.as_slice()).unwrap_or_default();
         inputs.iter().any(|input| epoch(RelationId(input.id)) > epoch(job))
+    }
+
+    fn relation(&self, id: RelationId) -> Option<Arc<Relation>> {
+        Some(Arc::new(self.0.jobs.lock().get(&id)?.start.relation.clone()))
     }
 
     fn graph(&self, id: RelationId) -> Option<Bytes> {
