@@ -14,13 +14,14 @@ mod asking;
 mod pace;
 
 use std::cmp::Reverse;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, JobId, RelationId, SqlError, SqlState};
 use millrace_connector::options;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::log::{Entry, SourceAdvance, SplitMark, SplitOffset};
+use millrace_rpc::log::{Entry, SourceAdvance, SourceFile, SourceSplit, SplitMark, SplitOffset};
 use millrace_rpc::services::ComputeService;
 use millrace_rpc::source_poll::{Known, More, PollSource, Polled};
 use parking_lot::Mutex;
@@ -109,6 +110,8 @@ struct Session {
     /// It could be told last what there is.
     is_checked: bool,
     polled: Option<(Instant, Polled)>,
+    /// What the last poll found that is not logged yet.
+    found: (Vec<SourceSplit>, Vec<SourceFile>),
     /// As was told last; `None`: not yet.
     offsets_per_row: Option<u64>,
     failures: u32,
@@ -125,6 +128,11 @@ impl Session {
     /// What the next epoch is to hold, in offsets.
     fn wanted(&self) -> u64 {
         self.amount.saturating_mul(self.offsets_per_row.unwrap_or(1))
+    }
+
+    /// What of the source cannot be read, as was told last.
+    fn trouble(&self) -> Option<&SqlError> {
+        self.polled.as_ref()?.1.trouble.as_ref()
     }
 }
 
@@ -172,6 +180,7 @@ impl Coordinator {
             asking: Asking::default(),
             is_checked: false,
             polled: None,
+            found: Default::default(),
             offsets_per_row: None,
             failures: 0,
             retry_at: None,
@@ -245,21 +254,16 @@ impl Coordinator {
             session.amount = next_amount(session.amount, speed / per_row as f64).min(self.most());
         }
         let known = self.known(session.started_ms);
-        let mut found = None;
-        if is_poll_due(session, &known, session.wanted(), interval, self.shared.env.now())
-            && let Some(polled) = self.poll(session, &known).await
-        {
-            self.status.lock().available = polled.available.clone();
-            found = Some((polled.splits.clone(), polled.files.clone()));
-            session.polled = Some((self.shared.env.now(), polled));
+        if is_poll_due(session, &known, session.wanted(), interval, self.shared.env.now()) {
+            self.poll(session, &known).await;
         }
         let wanted = session.wanted();
-        match session.polled.as_ref().and_then(|(_, polled)| polled.trouble.as_ref()) {
+        match session.trouble() {
             Some(trouble) => self.failing(trouble),
             None if session.retry_at.is_none() => self.set_state(SourceState::Running),
             None => {}
         }
-        let (splits, files) = found.unwrap_or_default();
+        let (splits, files) = mem::take(&mut session.found);
         let mut after = known;
         after.parts = extended(&after.parts, &splits);
         let allowed = session.rate.allowance(self.shared.env.now()).min(wanted);
@@ -300,12 +304,10 @@ impl Coordinator {
         let has_readers = !self.readers().is_empty();
         let is_due = session.retry_at.is_none_or(|at| self.shared.env.now() >= at);
         if has_readers && is_due && !session.is_checked {
-            let known = self.known(session.started_ms);
-            // What is found is found again when it can be logged.
-            if let Some(polled) = self.poll(session, &known).await {
-                is_well = polled.trouble.is_none();
-                polled.trouble.iter().for_each(|trouble| self.failing(trouble));
-            }
+            self.poll(session, &self.known(session.started_ms)).await;
+            let trouble = session.trouble().filter(|_| session.is_checked);
+            trouble.into_iter().for_each(|trouble| self.failing(trouble));
+            is_well = session.is_checked && trouble.is_none();
         }
         match session.retry_at {
             Some(at) if has_readers && !session.is_checked => {
@@ -320,30 +322,30 @@ impl Coordinator {
         }
     }
 
-    /// Asks what there is. `None`: that cannot be told, which is noted.
-    async fn poll(&self, session: &mut Session, known: &Known) -> Option<Polled> {
+    /// Asks what there is, and notes the answer, or that there is none.
+    async fn poll(&self, session: &mut Session, known: &Known) {
         let answer = self.ask(&mut session.asking, known).await;
         session.is_checked = answer.is_ok();
+        let now = self.shared.env.now();
         match answer {
-            Ok(polled) => {
+            Ok(mut polled) => {
                 session.failures = 0;
                 session.retry_at = None;
                 session.offsets_per_row = Some(polled.offsets_per_row.max(1));
-                Some(polled)
+                self.status.lock().available = polled.available.clone();
+                session.found = (mem::take(&mut polled.splits), mem::take(&mut polled.files));
+                session.polled = Some((now, polled));
             }
             Err(error) if is_cut_off(error.state) => {
-                let now = self.shared.env.now();
                 session.retry_at = Some(now + AWAY_PAUSE);
                 if session.asking.are_all_away(now) {
                     self.failing(&error);
                 }
-                None
             }
             Err(error) => {
                 session.failures += 1;
-                session.retry_at = Some(self.shared.env.now() + retry_pause(session.failures));
+                session.retry_at = Some(now + retry_pause(session.failures));
                 self.failing(&error);
-                None
             }
         }
     }
