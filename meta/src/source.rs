@@ -304,7 +304,8 @@ impl Coordinator {
         let has_readers = !self.readers().is_empty();
         let is_due = session.retry_at.is_none_or(|at| self.shared.env.now() >= at);
         if has_readers && is_due && !session.is_checked {
-            self.poll(session, &self.known(session.started_ms)).await;
+            let known = self.known(session.started_ms);
+            self.poll(session, &known).await;
             let trouble = session.trouble().filter(|_| session.is_checked);
             trouble.into_iter().for_each(|trouble| self.failing(trouble));
             is_well = session.is_checked && trouble.is_none();
