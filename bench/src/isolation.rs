@@ -44,13 +44,13 @@ pub struct Args {
 
 /// Of the changes, or of the reads, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Times {
-    p50_ms: f64,
-    p99_ms: f64,
+pub struct Times {
+    pub p50_ms: f64,
+    pub p99_ms: f64,
 }
 
 impl Times {
-    fn of(mut times: Vec<f64>) -> Times {
+    pub fn of(mut times: Vec<f64>) -> Times {
         times.sort_by(f64::total_cmp);
         let at = |share: f64| {
             let last = times.len().saturating_sub(1) as f64;
@@ -60,16 +60,16 @@ impl Times {
     }
 
     /// How much longer than these.
-    fn over(self, alone: Times) -> Ratios {
+    pub fn over(self, alone: Times) -> Ratios {
         Ratios { p50: self.p50_ms / alone.p50_ms, p99: self.p99_ms / alone.p99_ms }
     }
 }
 
 /// Beside a load to alone.
 #[derive(Clone, Copy, Debug, Serialize)]
-struct Ratios {
-    p50: f64,
-    p99: f64,
+pub struct Ratios {
+    pub p50: f64,
+    pub p99: f64,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -205,7 +205,7 @@ async fn beside(
 }
 
 /// Changes rows and reads the view for a while. The times of the changes, and of the reads.
-async fn sample(client: &Client, length: Duration) -> Result<(Vec<f64>, Vec<f64>), String> {
+pub async fn sample(client: &Client, length: Duration) -> Result<(Vec<f64>, Vec<f64>), String> {
     let until = Instant::now() + length;
     let (mut update, mut reading) = (Vec::new(), Vec::new());
     let mut i = 0;
@@ -235,17 +235,27 @@ async fn read(client: &Client, i: u64) -> Result<f64, String> {
 }
 
 async fn prepare(args: &Args, client: &Client) -> Result<(), String> {
-    for table in ["large", "sides", "small"] {
-        let sql = format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, k BIGINT, v BIGINT)");
-        execute(client, &sql).await?;
+    for table in ["large", "sides"] {
+        create(client, table).await?;
     }
     let groups = (args.rows / 20).max(1);
     load(client, "large", args.rows, |id| (id * 7 % groups, id * 31 % 1_000)).await?;
     load(client, "sides", args.side, |id| (1, id)).await?;
+    prepare_small(client).await
+}
+
+/// The small table that [`sample`] changes, and the view over it that it reads.
+pub async fn prepare_small(client: &Client) -> Result<(), String> {
+    create(client, "small").await?;
     load(client, "small", SMALL_ROWS, |id| (id % SMALL_GROUPS, id)).await?;
     let view = "CREATE MATERIALIZED VIEW small_groups AS \
                 SELECT k AS g, count(*) AS n, sum(v) AS s FROM small GROUP BY k";
     execute(client, view).await
+}
+
+async fn create(client: &Client, table: &str) -> Result<(), String> {
+    let sql = format!("CREATE TABLE {table} (id BIGINT PRIMARY KEY, k BIGINT, v BIGINT)");
+    execute(client, &sql).await
 }
 
 /// Fills a table: `row` gives `k` and `v`.

@@ -5,6 +5,8 @@
 
 mod chart;
 mod cold;
+mod compaction;
+mod cores;
 mod freshness;
 mod isolation;
 mod jobs;
@@ -13,6 +15,7 @@ mod micro;
 mod nexmark;
 mod one_row;
 mod prefetch;
+mod recovery;
 mod report;
 mod statements;
 mod usage;
@@ -76,11 +79,22 @@ enum Command {
     Isolation(isolation::Args),
     /// Commits, CREATE, DROP and idling with many views
     Jobs(jobs::Args),
+    /// A view whose process is killed, until another one gives out a row of it, by the size of its state
+    Recovery(recovery::Args),
+    /// An UPDATE and a fresh read while nothing is merged, while a compactor merges, and while the compute process does
+    CompactionIsolation(compaction::Args),
+    /// A process of a cluster that another command has started
+    #[command(hide = true)]
+    Process(compaction::process::Args),
 }
 
 fn main() -> ExitCode {
     keep_freed_memory();
     let cli = Cli::parse();
+    if let Command::Process(args) = &cli.command {
+        // It has threads of its own.
+        end(compaction::process::run(args));
+    }
     eprintln!("built with the profile {}", env!("MILLRACE_PROFILE"));
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -102,7 +116,16 @@ fn main() -> ExitCode {
         Command::Prefetch(args) => runtime.block_on(prefetch::run(&args)),
         Command::Statements(args) => runtime.block_on(statements::run(&args)),
         Command::Window(args) => runtime.block_on(window::run(&args)),
+        Command::Recovery(args) => runtime.block_on(recovery::run(&args)),
+        Command::CompactionIsolation(args) => runtime.block_on(compaction::run(&args)),
+        // It has ended.
+        Command::Process(_) => Ok(()),
     };
+    end(outcome)
+}
+
+/// Ends the program. What may still run, as compactions, ends with it: nobody needs the results.
+fn end(outcome: Result<(), String>) -> ! {
     let code = match outcome {
         Ok(()) => 0,
         Err(message) => {
@@ -110,6 +133,5 @@ fn main() -> ExitCode {
             1
         }
     };
-    // Compactions may still run; nobody needs their results.
     std::process::exit(code)
 }

@@ -32,7 +32,7 @@ impl Usage {
 
 impl Mark {
     pub fn now() -> Mark {
-        let (user, system) = processor_times().unwrap_or_default();
+        let (user, system) = processor_times("self").unwrap_or_default();
         Mark { at: Instant::now(), user, system }
     }
 
@@ -54,8 +54,14 @@ pub fn cores() -> usize {
 /// The kernel counts in hundredths of a second (USER_HZ is 100 on every Linux we run on).
 const TICK: Duration = Duration::from_millis(10);
 
-fn processor_times() -> Option<(Duration, Duration)> {
-    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+/// Seconds of processor time that a process has had, with all its threads; 0 if it is gone.
+pub fn cpu_s_of(process: u32) -> f64 {
+    let (user, system) = processor_times(&process.to_string()).unwrap_or_default();
+    (user + system).as_secs_f64()
+}
+
+fn processor_times(process: &str) -> Option<(Duration, Duration)> {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The second field is the name in parentheses and may hold spaces.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u32 = fields.next()?.parse().ok()?;
