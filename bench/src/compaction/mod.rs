@@ -290,13 +290,14 @@ impl Cluster {
         served.ok_or_else(|| format!("no number: {read:?}"))
     }
 
-    async fn usage(&self) -> Result<Usage, String> {
-        Ok(Usage {
-            compactor_reads: self.merge_reads("compactor").await?,
-            compute_reads: self.merge_reads("compute").await?,
-            compute_cpu_s: self.compute.cpu_s(),
-            compactor_cpu_s: self.compactor.as_ref().map_or(0.0, Process::cpu_s),
-        })
+    /// The same of the compactor and of the compute process.
+    async fn all_merge_reads(&self) -> Result<[u64; 2], String> {
+        Ok([self.merge_reads("compactor").await?, self.merge_reads("compute").await?])
+    }
+
+    /// Seconds of processor time of the compactor and of the compute process.
+    fn cpu_s(&self) -> [f64; 2] {
+        [self.compactor.as_ref().map_or(0.0, Process::cpu_s), self.compute.cpu_s()]
     }
 
     async fn prepare(&self, args: &Args) -> Result<(), String> {
@@ -356,15 +357,6 @@ async fn row(client: &Client, sql: &str) -> Result<Vec<Option<String>>, String> 
     Ok((0..row.len()).map(|i| row.get(i).map(str::to_owned)).collect())
 }
 
-/// What processes have done so far.
-#[derive(Clone, Copy, Debug)]
-struct Usage {
-    compactor_reads: u64,
-    compute_reads: u64,
-    compute_cpu_s: f64,
-    compactor_cpu_s: f64,
-}
-
 /// Whether those have merged that should have.
 fn check_merges(mode: Mode, compactor: u64, compute: u64) -> Result<(), String> {
     let as_it_should = match mode {
@@ -392,21 +384,21 @@ async fn measure(
     let ground = Ground { dir: dir.path(), flush_bytes };
     let cluster = Cluster::start(&ground, mode, pinned).await?;
     cluster.prepare(args).await?;
-    let before = cluster.usage().await?;
+    let before = cluster.all_merge_reads().await?;
     let length = Duration::from_secs(args.seconds);
     let until = Instant::now() + WARM_UP + length;
     let sample = async {
         tokio::time::sleep_until(until - length).await;
-        let before = (cluster.compute.cpu_s(), cluster.usage().await?.compactor_cpu_s);
+        let before = cluster.cpu_s();
         let times = isolation::sample(&cluster.client, length).await?;
-        Ok::<_, String>((before, times, cluster.compute.cpu_s()))
+        let after = cluster.cpu_s();
+        Ok::<_, String>((times, [after[0] - before[0], after[1] - before[1]]))
     };
     let (inserted, sampled) = futures::join!(load(args, &cluster.other, until), sample);
-    let ((compute_cpu_s, compactor_cpu_s), (update, read), compute_end_s) = sampled?;
+    let ((update, read), [compactor_cpu_s, compute_cpu_s]) = sampled?;
     tokio::time::sleep(TOLD).await;
-    let after = cluster.usage().await?;
-    let compactor_reads = after.compactor_reads - before.compactor_reads;
-    let compute_reads = after.compute_reads - before.compute_reads;
+    let after = cluster.all_merge_reads().await?;
+    let [compactor_reads, compute_reads] = [after[0] - before[0], after[1] - before[1]];
     check_merges(mode, compactor_reads, compute_reads)?;
     cluster.check_content().await?;
     Ok(Measured {
@@ -421,8 +413,8 @@ async fn measure(
         inserted_per_s: inserted? as f64 / (WARM_UP + length).as_secs_f64(),
         compactor_reads,
         compute_reads,
-        compute_cpu_s: compute_end_s - compute_cpu_s,
-        compactor_cpu_s: after.compactor_cpu_s - compactor_cpu_s,
+        compute_cpu_s,
+        compactor_cpu_s,
     })
 }
 
