@@ -18,6 +18,7 @@ mod prefetch;
 mod recovery;
 mod report;
 mod statements;
+mod sums;
 mod usage;
 mod window;
 

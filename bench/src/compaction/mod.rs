@@ -21,12 +21,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior};
-use tokio_postgres::{Client, SimpleQueryMessage};
+use tokio_postgres::Client;
 
 use self::process::{Ground, Kind, Process};
 use crate::cores;
 use crate::isolation::{self, Ratios, Times};
 use crate::nexmark::{connect, execute, temporary};
+use crate::sums::{self, only_row};
 
 /// Rows of a statement of the load.
 const LOAD_ROWS: u64 = 50_000;
@@ -285,7 +286,7 @@ impl Cluster {
              JOIN millrace_catalog.processes p ON p.incarnation = r.worker \
              WHERE r.class = 'compaction' AND '{role}' = ANY(p.roles)"
         );
-        let read = row(&self.client, &sql).await?;
+        let read = only_row(&self.client, &sql).await?;
         let served = read.first().cloned().flatten().and_then(|n| n.parse().ok());
         served.ok_or_else(|| format!("no number: {read:?}"))
     }
@@ -305,56 +306,22 @@ impl Cluster {
         execute(client, "SET read_wait_timeout = '1h'").await?;
         isolation::prepare_small(client).await?;
         execute(client, "CREATE TABLE events (k BIGINT, v BIGINT)").await?;
-        let sums: String = (0..SUMS).map(|i| format!(", sum({}) AS s{i}", summand(i))).collect();
-        let view = format!(
-            "CREATE MATERIALIZED VIEW churn AS SELECT k, count(*) AS n{sums} FROM events GROUP BY k"
-        );
-        execute(client, &view).await?;
+        execute(client, &sums::create_view("churn", "events", SUMS)).await?;
         for from in (0..args.groups).step_by(LOAD_ROWS as usize) {
             let to = (from + LOAD_ROWS).min(args.groups) - 1;
             execute(client, &insert(args, from, to)).await?;
         }
         execute(client, "FLUSH").await
     }
-
-    /// The view of many groups is its query.
-    async fn check_content(&self) -> Result<(), String> {
-        let (first, last) = (summand(0), summand(SUMS - 1));
-        let view = format!("SELECT count(*), sum(n), sum(s0), sum(s{}) FROM churn", SUMS - 1);
-        let query =
-            format!("SELECT count(DISTINCT k), count(*), sum({first}), sum({last}) FROM events");
-        let view = row(&self.client, &view).await?;
-        let query = row(&self.client, &query).await?;
-        match view == query {
-            true => Ok(()),
-            false => Err(format!("the view has {view:?}, and its query {query:?}")),
-        }
-    }
-}
-
-/// What a sum of the view adds up.
-fn summand(of: u64) -> String {
-    format!("v * {} % 2147483647", (of + 1) * 2_654_435_761 % 2_147_483_647 | 1)
 }
 
 /// Rows of groups in no order.
 fn insert(args: &Args, from: u64, to: u64) -> String {
+    let (groups, value) = (args.groups, sums::value());
     format!(
-        "INSERT INTO events SELECT x::bigint * 1000003 % {}, x::bigint * 2654435761 % 2147483647 \
-         FROM generate_series({from}, {to}) AS s(x)",
-        args.groups
+        "INSERT INTO events SELECT x::bigint * 1000003 % {groups}, {value} \
+         FROM generate_series({from}, {to}) AS s(x)"
     )
-}
-
-/// The only row of a query, as text.
-async fn row(client: &Client, sql: &str) -> Result<Vec<Option<String>>, String> {
-    let messages = client.simple_query(sql).await.map_err(|e| format!("{sql}: {e}"))?;
-    let row = messages.iter().find_map(|message| match message {
-        SimpleQueryMessage::Row(row) => Some(row),
-        _ => None,
-    });
-    let row = row.ok_or_else(|| format!("no row: {sql}"))?;
-    Ok((0..row.len()).map(|i| row.get(i).map(str::to_owned)).collect())
 }
 
 /// Whether those have merged that should have.
@@ -400,7 +367,8 @@ async fn measure(
     let after = cluster.all_merge_reads().await?;
     let [compactor_reads, compute_reads] = [after[0] - before[0], after[1] - before[1]];
     check_merges(mode, compactor_reads, compute_reads)?;
-    cluster.check_content().await?;
+    let churn = ("churn", "events", SUMS);
+    sums::check_view(&cluster.client, churn, "count(DISTINCT k)").await?;
     Ok(Measured {
         mode: mode.name(),
         pinned: pinned.compute.is_some(),

@@ -17,6 +17,7 @@ use tokio_postgres::Client;
 
 use super::host::Host;
 use crate::nexmark::{connect, execute, temporary};
+use crate::sums;
 
 /// Of each process. The state is never larger than what is in the store; caches begin cold.
 const MEMORY_LIMIT: usize = 1 << 30;
@@ -25,14 +26,12 @@ const PARALLELISM: usize = 2;
 const BARRIER_INTERVAL: Duration = Duration::from_millis(100);
 /// Committed rows that a job may have in memory, which whoever takes it over reads before anything else.
 const MOST_FLUSH_BYTES: u64 = 4 << 20;
-/// Sums of the view: they make its state large while the table stays small.
+/// Sums of the view.
 const SUMS: u64 = 48;
 /// About the bytes of a key's state.
 const KEY_BYTES: u64 = 300;
 /// Rows of a statement of the load, at most.
 const LOAD_ROWS: u64 = 50_000;
-/// A prime: values are below it, and no bytes of a sum can be saved.
-const MODULUS: u64 = 2_147_483_647;
 /// Without a request for so long, a process has nothing to do. The garbage collector runs less often.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long what runs in the background may take.
@@ -63,21 +62,10 @@ pub struct Cluster {
     dir: TempDir,
 }
 
-/// What a sum of the view adds up.
-fn summand(of: u64) -> String {
-    // Odd, and of no pattern.
-    let factor = (of + 1) * 2_654_435_761 % MODULUS | 1;
-    format!("v * {factor} % {MODULUS}")
-}
-
+/// The second table is a job more beside the first one: the view is placed elsewhere.
 fn create() -> String {
-    let sums: String = (0..SUMS).map(|i| format!(", sum({}) AS s{i}", summand(i))).collect();
-    // The second table is a job more beside the first one: the view is placed elsewhere.
-    format!(
-        "CREATE TABLE facts (k BIGINT, v BIGINT);
-         CREATE TABLE idle (k BIGINT);
-         CREATE MATERIALIZED VIEW totals AS SELECT k, count(*) AS n{sums} FROM facts GROUP BY k"
-    )
+    let tables = "CREATE TABLE facts (k BIGINT, v BIGINT); CREATE TABLE idle (k BIGINT)";
+    format!("{tables}; {}", sums::create_view("totals", "facts", SUMS))
 }
 
 impl Cluster {
@@ -171,8 +159,8 @@ impl Cluster {
         let rows = (self.size / KEY_BYTES / 8).clamp(500, LOAD_ROWS);
         while self.state_bytes() < self.size {
             let (from, to) = (self.keys, self.keys + rows - 1);
-            let insert = "INSERT INTO facts SELECT x, x::bigint * 2654435761 % 2147483647";
-            let load = format!("{insert} FROM generate_series({from}, {to}) AS s(x)");
+            let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
+            let load = format!("INSERT INTO facts {rows_of} AS s(x)");
             execute(&self.client, &load).await?;
             self.keys += rows;
             // No faster than the view can take it.
@@ -235,30 +223,8 @@ impl Cluster {
     /// The view is its query, of a few of its columns.
     pub async fn check_content(&self) -> Result<(), String> {
         self.sims().for_each(|sim| sim.set_profile(Profile::INSTANT));
-        let last = SUMS - 1;
-        let view = format!("SELECT count(*), sum(n), sum(s0), sum(s{last}) FROM totals");
-        let query = format!(
-            "SELECT {}, count(*), sum({}), sum({}) FROM facts",
-            self.keys,
-            summand(0),
-            summand(last)
-        );
-        let (view, query) = (self.row(&view).await?, self.row(&query).await?);
-        match view == query {
-            true => Ok(()),
-            false => Err(format!("the view has {view:?}, and its query {query:?}")),
-        }
-    }
-
-    /// The only row of a query, as text.
-    pub async fn row(&self, sql: &str) -> Result<Vec<Option<String>>, String> {
-        let messages = self.client.simple_query(sql).await.map_err(|e| format!("{sql}: {e}"))?;
-        let row = messages.iter().find_map(|message| match message {
-            tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
-            _ => None,
-        });
-        let row = row.ok_or_else(|| format!("no row: {sql}"))?;
-        Ok((0..row.len()).map(|i| row.get(i).map(str::to_owned)).collect())
+        let totals = ("totals", "facts", SUMS);
+        sums::check_view(&self.client, totals, &self.keys.to_string()).await
     }
 }
 

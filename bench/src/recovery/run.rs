@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::cluster::Cluster;
 use super::host::Host;
 use crate::nexmark::execute;
+use crate::sums::only_row;
 
 /// How long a job may take to be elsewhere.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -80,7 +81,7 @@ impl Cluster {
             return Err("the view has a row that nobody has computed".to_owned());
         }
         let Moments { decided, row, visible, until_row } = self.follow(&standby, epoch).await?;
-        let read = self.row(&format!("SELECT n FROM totals WHERE k = {key}")).await?;
+        let read = only_row(&self.client, &format!("SELECT n FROM totals WHERE k = {key}")).await?;
         if read != [Some("2".to_owned())] {
             return Err(format!("the row of {key} has {read:?}, not 2"));
         }
