@@ -25,7 +25,7 @@ fn number(line: &Value, field: &str) -> f64 {
 #[test]
 fn a_view_whose_process_is_lost_gives_out_its_row_without_reading_its_state() {
     let words = ["recovery", "--sizes", "0.004,0.008", "--runs", "1", "--profile", "s3-express"];
-    let output = bench(&words);
+    let output = bench(&[&words[..], &["--steady"]].concat());
     let all = lines(&output, "mode");
     let modes: Vec<&str> = all.iter().filter_map(|l| l["mode"].as_str()).collect();
     assert_eq!(modes, ["recovery", "download", "recovery", "download"]);

@@ -29,7 +29,7 @@ const MOST_FLUSH_BYTES: u64 = 4 << 20;
 /// Sums of the view.
 const SUMS: u64 = 48;
 /// About the bytes of a key's state.
-const KEY_BYTES: u64 = 300;
+const KEY_BYTES: u64 = 600;
 /// Rows of a statement of the load, at most.
 const LOAD_ROWS: u64 = 50_000;
 /// Without a request for so long, a process has nothing to do. The garbage collector runs less often.
@@ -156,7 +156,7 @@ impl Cluster {
 
     /// Inserts keys until the state is as large as it is to be, and waits until nothing more is done to it.
     pub async fn fill(&mut self) -> Result<(), String> {
-        let rows = (self.size / KEY_BYTES / 8).clamp(500, LOAD_ROWS);
+        let rows = (self.size / KEY_BYTES / 16).clamp(200, LOAD_ROWS);
         while self.state_bytes() < self.size {
             let (from, to) = (self.keys, self.keys + rows - 1);
             let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
@@ -171,7 +171,7 @@ impl Cluster {
         self.settle().await?;
         // Merges may have made it smaller.
         let times = self.state_bytes() as f64 / self.size as f64;
-        match (0.5..2.0).contains(&times) {
+        match (0.5..3.0).contains(&times) {
             true => Ok(()),
             false => Err(format!("the state has {times:.2} times the size that it is to have")),
         }

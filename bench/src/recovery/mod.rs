@@ -41,6 +41,9 @@ pub struct Args {
     /// Megabytes a second that each process can read and write; by default those of a network of 1 Gbit/s
     #[arg(long, default_value_t = 125)]
     bandwidth: u64,
+    /// Every request takes the median time, so that requests that belong together end together, and count as one round
+    #[arg(long)]
+    steady: bool,
     /// How often the owner is killed; the medians are told
     #[arg(long, default_value_t = 5)]
     runs: u32,
@@ -89,7 +92,8 @@ fn checked(args: &Args) -> Result<Profile, String> {
     if args.runs == 0 || args.bandwidth == 0 {
         return Err("there must be a run, and some bandwidth".to_owned());
     }
-    Ok(Profile { bytes_per_second: args.bandwidth.saturating_mul(MB as u64), ..profile })
+    let p99 = if args.steady { profile.p50 } else { profile.p99 };
+    Ok(Profile { p99, bytes_per_second: args.bandwidth.saturating_mul(MB as u64), ..profile })
 }
 
 /// Builds the state of one size, and loses its owner some times.
@@ -105,6 +109,7 @@ async fn measure(args: &Args, size: f64, profile: Profile) -> Result<[Line; 2], 
         state_mb: state as f64 / MB,
         profile: args.profile.clone(),
         bandwidth_mb_s: args.bandwidth,
+        steady: args.steady,
     };
     Ok([Line::of_recoveries(&setting, &recoveries), Line::of_download(&setting, &download)])
 }

@@ -15,6 +15,8 @@ pub struct Setting {
     pub state_mb: f64,
     pub profile: String,
     pub bandwidth_mb_s: u64,
+    /// Without it, requests of one round end at different times, and more rounds may be counted.
+    pub steady: bool,
 }
 
 /// One size in one mode: medians, but for what says otherwise. Names are those of the JSON line.
@@ -215,6 +217,7 @@ mod tests {
             state_mb: size_gb * 1e3,
             profile: "s3".to_owned(),
             bandwidth_mb_s: 125,
+            steady: true,
         };
         let one = Recovery {
             lost: Duration::from_secs(6),
