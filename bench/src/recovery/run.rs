@@ -69,7 +69,6 @@ impl Cluster {
         self.settle().await?;
         let key = u64::from(self.started) * STRIDE % self.keys;
         let metadata = self.metadata_bytes();
-        let before = standby.sim.stats();
         let blocks = blocks_read(&standby)?;
         let owner = self.owner.take().ok_or("nobody has the view")?;
         owner.kill().await?;
@@ -80,7 +79,8 @@ impl Cluster {
         if self.version(self.view).epoch >= epoch {
             return Err("the view has a row that nobody has computed".to_owned());
         }
-        let Moments { decided, row, visible, until_row } = self.follow(&standby, epoch).await?;
+        let Moments { decided, row, visible, before, until_row } =
+            self.follow(&standby, epoch).await?;
         let read = only_row(&self.client, &format!("SELECT n FROM totals WHERE k = {key}")).await?;
         if read != [Some("2".to_owned())] {
             return Err(format!("the row of {key} has {read:?}, not 2"));
@@ -113,7 +113,7 @@ impl Cluster {
             self.log.catch_up().await.map_err(|e| e.to_string())?;
             let now = Instant::now();
             if decided.is_none() && self.placed(self.view) == Some(incarnation) {
-                decided = Some(now);
+                decided = Some((now, standby.sim.stats()));
             }
             if row.is_none() {
                 let times = standby.process()?.worker.epoch_times(self.view).unwrap_or_default();
@@ -121,9 +121,10 @@ impl Cluster {
                 row = sealed.map(|sealed| (sealed, standby.sim.stats()));
             }
             if self.version(self.view).epoch >= epoch {
-                let decided = decided.ok_or("the view went on without being placed")?;
+                let placed = decided.ok_or("the view went on without being placed");
+                let (decided, before) = placed?;
                 let (row, until_row) = row.unwrap_or((now, standby.sim.stats()));
-                return Ok(Moments { decided, row, visible: now, until_row });
+                return Ok(Moments { decided, row, visible: now, before, until_row });
             }
             if begun.elapsed() > PATIENCE {
                 return Err("the view does not go on elsewhere".to_owned());
@@ -162,7 +163,8 @@ struct Moments {
     decided: Instant,
     row: Instant,
     visible: Instant,
-    /// What the new owner had asked of the store when the row was computed.
+    /// What the new owner had asked of the store when it was decided, and when the row was computed.
+    before: SimStats,
     until_row: SimStats,
 }
 
