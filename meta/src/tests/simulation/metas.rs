@@ -13,6 +13,7 @@ use millrace_rpc::log::{MoveParts, ProcessRole};
 use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, Cut, LivePart, RunningJob, StartJob,
 };
+use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 
@@ -305,6 +306,10 @@ impl ComputeService for Peer {
             Ok(applied) => applied,
             Err(error) => Err(StreamError::Failed(error.into())),
         }
+    }
+
+    async fn poll_source(&self, _: PollSource) -> Result<Polled, SqlError> {
+        Err(SqlError::internal("no source is simulated"))
     }
 
     async fn applied_since(&self, _: Acknowledged) -> Acknowledged {
