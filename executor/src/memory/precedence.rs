@@ -109,12 +109,13 @@ impl Drop for Precedes {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use millrace_common::RelationId;
 
     use super::*;
     use crate::memory::{MemoryClass, Reservation};
 
-    const A: JobId = JobId(1);
-    const B: JobId = JobId(2);
+    const A: JobId = RelationId(1);
+    const B: JobId = RelationId(2);
 
     fn tight() -> (Arc<MemoryGovernor>, Reservation) {
         let governor = MemoryGovernor::new(100 << 20);
