@@ -30,7 +30,7 @@ mod precedence;
 pub use self::caches::Cache;
 use self::caches::{CacheState, targets};
 use self::precedence::Precedence;
-pub use self::precedence::Precedes;
+pub use self::precedence::{Precedes, Waiting};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use millrace_common::JobId;
+use millrace_common::{EnvHandle, JobId};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -37,6 +37,10 @@ struct State {
     term: u64,
 }
 
+/// What who waits has seen last of the job that precedes: its steps, and since when there were so many.
+#[derive(Debug, Default)]
+pub struct Waiting(Option<(u64, Instant)>);
+
 /// A task's part of its job's precedence, until it is dropped.
 #[derive(Debug)]
 pub struct Precedes {
@@ -46,21 +50,29 @@ pub struct Precedes {
 
 impl MemoryGovernor {
     /// Completes when a large epoch of this job may take in more: its job precedes, with the guard that is returned, or
-    /// memory is not tight.
-    pub async fn precede(self: &Arc<Self>, job: JobId) -> Option<Precedes> {
-        let mut seen = (self.precedence.steps.load(Ordering::Relaxed), Instant::now());
+    /// memory is not tight. `waiting` is kept by who gives the wait up to come again.
+    pub async fn precede(
+        self: &Arc<Self>,
+        job: JobId,
+        clock: &EnvHandle,
+        waiting: &mut Waiting,
+    ) -> Option<Precedes> {
         while self.is_tight() {
             // Before the look, so that no end is missed.
             let ended = self.precedence.ended.notified();
             let steps = self.precedence.steps.load(Ordering::Relaxed);
-            if steps != seen.0 {
-                seen = (steps, Instant::now());
-            }
-            if let Some(term) = self.precedence.enter(job, seen.1.elapsed() >= PATIENCE) {
+            let (_, since) = match waiting.0 {
+                Some(last) if last.0 == steps => last,
+                _ => *waiting.0.insert((steps, clock.now())),
+            };
+            let goes_on = clock.elapsed(since) < PATIENCE;
+            if let Some(term) = self.precedence.enter(job, !goes_on) {
+                waiting.0 = None;
                 return Some(Precedes { governor: Arc::clone(self), term });
             }
             let _ = tokio::time::timeout(LOOK, ended).await;
         }
+        waiting.0 = None;
         None
     }
 }
@@ -125,13 +137,17 @@ mod tests {
         (governor, held)
     }
 
+    async fn precede(governor: &Arc<MemoryGovernor>, job: JobId) -> Option<Precedes> {
+        governor.precede(job, &EnvHandle::default(), &mut Waiting::default()).await
+    }
+
     #[tokio::test(start_paused = true)]
     async fn one_job_precedes_with_all_its_tasks_until_all_have_ended_their_epochs() {
         let (governor, _held) = tight();
-        let first = governor.precede(A).await;
-        let second = governor.precede(A).await;
+        let first = precede(&governor, A).await;
+        let second = precede(&governor, A).await;
         assert!(first.is_some() && second.is_some());
-        let mut other = Box::pin(governor.precede(B));
+        let mut other = Box::pin(precede(&governor, B));
         assert!(other.as_mut().now_or_never().is_none());
         drop(first);
         assert!(other.as_mut().now_or_never().is_none());
@@ -142,8 +158,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_once_there_is_room() {
         let (governor, mut held) = tight();
-        let _first = governor.precede(A).await;
-        let waiting = governor.precede(B);
+        let _first = precede(&governor, A).await;
+        let waiting = precede(&governor, B);
         let freed = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             held.set(0);
@@ -157,19 +173,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_job_that_does_nothing_precedes_no_longer() {
         let (governor, _held) = tight();
-        let first = governor.precede(A).await.unwrap();
-        let mut other = Box::pin(governor.precede(B));
-        for _ in 0..20 {
-            let waited = tokio::time::timeout(PATIENCE / 2, other.as_mut()).await;
-            assert!(waited.is_err());
+        let first = precede(&governor, A).await.unwrap();
+        let (clock, mut waiting) = (EnvHandle::default(), Waiting::default());
+        // It gives the wait up many times meanwhile.
+        let mut look = async |time| {
+            let wait = governor.precede(B, &clock, &mut waiting);
+            tokio::time::timeout(time, wait).await.ok().flatten()
+        };
+        for _ in 0..100 {
+            assert!(look(PATIENCE / 5).await.is_none());
             first.step();
         }
-        let began = Instant::now();
-        let second = other.await;
-        assert!(second.is_some() && began.elapsed() >= PATIENCE / 2);
+        let mut second = None;
+        for _ in 0..100 {
+            second = second.or(look(PATIENCE / 40).await);
+        }
+        assert!(second.is_some());
         drop(first);
-        assert!(governor.precede(A).now_or_never().is_none(), "the other one precedes now");
+        assert!(precede(&governor, A).now_or_never().is_none(), "the other one precedes now");
         drop(second);
-        assert!(governor.precede(A).now_or_never().flatten().is_some());
+        assert!(precede(&governor, A).now_or_never().flatten().is_some());
     }
 }

@@ -30,7 +30,7 @@ use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
-use crate::memory::{MemoryGovernor, Precedes, Turn};
+use crate::memory::{MemoryGovernor, Precedes, Turn, Waiting};
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
 use crate::watermark::WatermarkSet;
@@ -170,6 +170,7 @@ pub struct Task {
     epoch_waited: Duration,
     /// While its job's large epoch precedes those of others.
     precedes: Option<Precedes>,
+    precedence_wait: Waiting,
     /// Some node has a turn.
     has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
@@ -382,10 +383,12 @@ impl Task {
             inputs.rotate_left(self.turn);
             if tight && pending.is_empty() {
                 if is_large && self.precedes.is_none() {
+                    let waiting = &mut self.precedence_wait;
+                    let precede = self.governor.precede(self.store.job(), &self.clock, waiting);
                     tokio::select! {
                         biased;
                         () = self.shed.notified() => return Ok(Event::Shed),
-                        precedes = self.governor.precede(self.store.job()) => self.precedes = precedes,
+                        precedes = precede => self.precedes = precedes,
                     }
                 }
                 let began = self.clock.now();
