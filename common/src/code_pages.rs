@@ -65,18 +65,19 @@ mod tests {
 
     /// Resident pages of the program's code, in KB.
     fn resident_code() -> u64 {
-        let program = std::env::current_exe().unwrap();
-        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let program = std::env::current_exe().expect("a program runs");
+        let program = program.to_str().expect("the build's path is text");
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel tells");
         let mut is_code = false;
         let mut resident = 0;
         for line in maps.lines() {
             let mut words = line.split_ascii_whitespace();
             match (words.next(), words.next()) {
                 (Some("Rss:"), Some(kilobytes)) if is_code => {
-                    resident += kilobytes.parse::<u64>().unwrap();
+                    resident += kilobytes.parse::<u64>().expect("a number");
                 }
                 (_, Some(rights)) if line.contains('/') => {
-                    is_code = rights == "r-xp" && line.ends_with(program.to_str().unwrap());
+                    is_code = rights == "r-xp" && line.ends_with(program);
                 }
                 (Some(name), _) if !name.ends_with(':') => is_code = false,
                 _ => {}
