@@ -2,7 +2,9 @@
 //!
 //! Accounts of what holders say they hold miss what nobody thought of; resident memory comes late, and
 //! holds what the allocator keeps for later. This is the sum of all live allocations, exact but for what
-//! each thread has not reported yet, and costs an addition to a thread's own counter an allocation.
+//! each thread has not reported yet, and costs an addition to a thread's own counter an allocation. Errors of the sum
+//! would add up as long as the process lives, so it is compared with what the system says from time to time
+//! ([`correct`]).
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
@@ -12,6 +14,9 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 const REPORT_BYTES: isize = 64 << 10;
 
 static LIVE: AtomicIsize = AtomicIsize::new(0);
+/// By how much the sum was more than the memory that was there when it was last compared. Either it is wrong by that, or
+/// no page of it was ever touched.
+static EXCESS: AtomicIsize = AtomicIsize::new(0);
 
 thread_local! {
     /// Bytes not reported yet. Needs no destructor, so it may be used while a thread ends.
@@ -25,8 +30,15 @@ thread_local! {
 pub fn live_bytes() -> Option<usize> {
     match LIVE.load(Ordering::Relaxed) {
         0 => None,
-        bytes => Some(bytes.max(0) as usize),
+        bytes => Some((bytes - EXCESS.load(Ordering::Relaxed)).max(0) as usize),
     }
+}
+
+/// Compares the sum with the process's memory that is no part of a file: what is live from now on is at most that, and
+/// what is allocated since.
+pub fn correct(anonymous: usize) {
+    let anonymous = isize::try_from(anonymous).unwrap_or(isize::MAX);
+    EXCESS.store((LIVE.load(Ordering::Relaxed) - anonymous).max(0), Ordering::Relaxed);
 }
 
 /// Bytes that the calling thread has allocated and not freed: below zero where it frees what others have allocated. What a
@@ -99,11 +111,32 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for Counted<A> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
+
+    /// The sum is one for all tests.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+    /// However far the sum has drifted from what there is.
+    #[test]
+    fn what_is_not_there_is_not_live() {
+        let _one = ONE_AT_A_TIME.lock();
+        let before = LIVE.swap(90 << 20, Ordering::Relaxed);
+        correct(40 << 20);
+        assert_eq!(live_bytes(), Some(40 << 20));
+        LIVE.fetch_add(5 << 20, Ordering::Relaxed);
+        assert_eq!(live_bytes(), Some(45 << 20), "growth counts at once");
+        correct(100 << 20);
+        assert_eq!(live_bytes(), Some(95 << 20), "where the allocator keeps some");
+        LIVE.store(before, Ordering::Relaxed);
+        correct(usize::MAX);
+    }
 
     /// A value of a thread is freed after the thread has said that it ends.
     #[test]
     fn what_a_thread_frees_at_its_end_is_counted() {
+        let _one = ONE_AT_A_TIME.lock();
         let before = LIVE.load(Ordering::Relaxed);
         for _ in 0..100 {
             let thread = std::thread::spawn(|| {

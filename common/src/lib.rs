@@ -22,6 +22,7 @@ pub mod ids;
 pub mod json;
 pub mod keys;
 pub mod random_tests;
+pub mod resident;
 pub mod settings;
 pub mod shared_map;
 pub mod task;

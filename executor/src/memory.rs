@@ -356,13 +356,6 @@ impl Drop for Reservation {
     }
 }
 
-/// Resident bytes of this process; `None` where the system does not tell.
-pub fn resident_bytes() -> Option<usize> {
-    const PAGE: usize = 4096;
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    Some(statm.split_ascii_whitespace().nth(1)?.parse::<usize>().ok()? * PAGE)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

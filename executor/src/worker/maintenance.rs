@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use millrace_common::collections::HashMap;
+use millrace_common::resident::Resident;
 use millrace_common::task::spawn_on;
 use millrace_common::{JobId, code_pages, crash, heap};
 use millrace_storage::tail_limits::{TailSize, largest_tails};
@@ -17,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::Shared;
 use super::job::Job;
 use crate::error::ExecError;
-use crate::memory::{MEMORY_CLASSES, MemoryClass, Reservation, resident_bytes};
+use crate::memory::{MEMORY_CLASSES, MemoryClass, Reservation};
 
 const PERIOD: Duration = Duration::from_millis(100);
 /// How long a stopped job stays readable: longer than meta's longest pause before a restart.
@@ -176,16 +177,17 @@ fn largest_runs(sizes: &[usize], most: usize, is_tight: bool) -> Vec<usize> {
 }
 
 fn observe_memory(shared: &Shared, code_released: &mut Option<Instant>) {
-    let Some(mut resident) = resident_bytes() else { return };
+    let Some(mut resident) = Resident::now() else { return };
     let (now, limit) = (shared.store.env().now(), shared.governor.limit());
     let is_due = code_released.is_none_or(|at| now - at >= CODE_PERIOD);
-    if is_due && resident > limit {
+    if is_due && resident.all > limit {
         code_pages::release();
         *code_released = Some(now);
-        resident = resident_bytes().unwrap_or(resident);
+        resident = Resident::now().unwrap_or(resident);
     }
+    heap::correct(resident.anonymous);
     let live = heap::live_bytes();
-    shared.governor.observe(resident, live);
+    shared.governor.observe(resident.all, live);
     if !tracing::enabled!(tracing::Level::TRACE) {
         return;
     }
@@ -193,7 +195,7 @@ fn observe_memory(shared: &Shared, code_released: &mut Option<Instant>) {
     let text: Vec<String> =
         by_class.map(|(name, bytes)| format!("{name} {}", bytes >> 20)).collect();
     tracing::trace!(
-        resident_mb = resident >> 20,
+        resident_mb = resident.all >> 20,
         live_mb = live.map(|bytes| bytes >> 20),
         heap_limit_mb = shared.governor.heap_limit() >> 20,
         accounted_mb = %text.join(", "),

@@ -16,6 +16,7 @@ use datafusion::common::runtime::{JoinSetTracer, set_join_set_tracer};
 use datafusion::error::{DataFusionError, Result};
 use futures::future::{BoxFuture, Either};
 use millrace_common::fair_shares::Share;
+use millrace_common::resident::Resident;
 use millrace_common::{SqlError, SqlState, heap};
 use millrace_functions::error::QUERY_MEMORY;
 use millrace_functions::error::sql_error_from_datafusion;
@@ -88,11 +89,15 @@ impl Execution {
             let message = "canceling statement due to user request";
             return Some(SqlError::new(SqlState::QUERY_CANCELED, message));
         }
-        let live = heap::live_bytes()?;
         let process = self.memory.saturating_mul(QUERY_PART);
-        if process == 0 || live <= process {
+        if process == 0 || heap::live_bytes()? <= process {
             return None;
         }
+        // Rare enough to look at what there is before a statement is ended.
+        if let Some(resident) = Resident::now() {
+            heap::correct(resident.anonymous);
+        }
+        let live = heap::live_bytes().filter(|live| *live > process)?;
         // Over the limit ends what holds more than queries may have, far over it also what holds a good part of that.
         let most = if live <= process / 2 * 3 { self.memory * 2 } else { self.memory / 2 };
         let held = self.held.load(Ordering::Relaxed).saturating_add(held_here(self));
