@@ -1,9 +1,10 @@
-//! Whose large epoch goes on while memory is tight.
+//! Whose large epochs go on while memory is tight.
 //!
 //! Much of what an epoch takes in is held until its barrier. Jobs that work on large epochs at the same time need the
-//! sum of that, and are done no sooner for it. So while memory is tight one job takes in more, and the others wait
-//! with theirs, until its epoch ends.
+//! sum of that, and are done no sooner for it. So while memory is tight they go in the order in which they came: as
+//! many at a time as together need a part of the limit, and at least one. The others wait with what they have.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,106 +16,151 @@ use tokio::time::Instant;
 
 use super::MemoryGovernor;
 
-/// How long others wait while the job that precedes does nothing: its store may not answer, or its epoch has no end yet.
+/// How long others wait while those that go on do nothing: their store may not answer, or their epochs have no end yet.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Until who waits looks whether memory is still tight.
 const LOOK: Duration = Duration::from_millis(100);
+/// Those that go on together may need this part of the limit.
+const PART: usize = 8;
+/// What an epoch needs for each row that comes in to a task: its change, the state, and what is written of both.
+const ROW_NEED: usize = 256;
 
 #[derive(Debug, Default)]
 pub(super) struct Precedence {
-    state: Mutex<State>,
-    /// Steps of tasks of the job that precedes.
+    queue: Mutex<Queue>,
+    /// Of tasks that go on.
     steps: AtomicU64,
     ended: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    job: Option<JobId>,
-    /// Of the job, that have not ended their epochs.
-    tasks: usize,
-    /// Rises when another job precedes: what an earlier one gives back has no effect.
-    term: u64,
+struct Queue {
+    order: VecDeque<Entry>,
+    next: u64,
 }
 
-/// What who waits has seen last of the job that precedes: its steps, and since when there were so many.
-#[derive(Debug, Default)]
-pub struct Waiting(Option<(u64, Instant)>);
-
-/// A task's part of its job's precedence, until it is dropped.
+/// A job with a large epoch.
 #[derive(Debug)]
-pub struct Precedes {
+struct Entry {
+    number: u64,
+    job: JobId,
+    /// That have not ended their epochs.
+    tasks: usize,
+    /// That these tasks have taken in.
+    rows: usize,
+}
+
+/// A task's part in its job's place, until its epoch ends and this is dropped.
+#[derive(Debug)]
+pub struct Place {
     governor: Arc<MemoryGovernor>,
-    term: u64,
+    /// Of the entry.
+    number: u64,
+    rows: usize,
+    goes_on: bool,
+    /// The steps of those that go on, as seen last, and since when there were so many.
+    seen: Option<(u64, Instant)>,
 }
 
 impl MemoryGovernor {
-    /// Completes when a large epoch of this job may take in more: its job precedes, with the guard that is returned, or
-    /// memory is not tight. `waiting` is kept by who gives the wait up to come again.
-    pub async fn precede(
-        self: &Arc<Self>,
-        job: JobId,
-        clock: &EnvHandle,
-        waiting: &mut Waiting,
-    ) -> Option<Precedes> {
-        while self.is_tight() {
+    /// A place for a task of the job, whose epoch has become large: behind those of other jobs, unless another task has one.
+    pub fn place(self: &Arc<Self>, job: JobId) -> Place {
+        let number = self.precedence.queue.lock().enter(job);
+        Place { governor: Arc::clone(self), number, rows: 0, goes_on: false, seen: None }
+    }
+}
+
+impl Place {
+    /// Completes when the task, whose epoch has so many rows by now, may take in more: it is the job's turn, or memory is
+    /// not tight. A wait that is given up can be begun again.
+    pub async fn turn(&mut self, rows: usize, clock: &EnvHandle) {
+        let governor = Arc::clone(&self.governor);
+        let precedence = &governor.precedence;
+        precedence.queue.lock().note_rows(self.number, rows.saturating_sub(self.rows));
+        self.rows = self.rows.max(rows);
+        self.goes_on = false;
+        while governor.is_tight() {
             // Before the look, so that no end is missed.
-            let ended = self.precedence.ended.notified();
-            let steps = self.precedence.steps.load(Ordering::Relaxed);
-            let (_, since) = match waiting.0 {
-                Some(last) if last.0 == steps => last,
-                _ => *waiting.0.insert((steps, clock.now())),
+            let ended = precedence.ended.notified();
+            if precedence.queue.lock().may_go_on(self.number, governor.limit() / PART) {
+                self.goes_on = true;
+                break;
+            }
+            let steps = precedence.steps.load(Ordering::Relaxed);
+            let (_, since) = match self.seen {
+                Some(seen) if seen.0 == steps => seen,
+                _ => *self.seen.insert((steps, clock.now())),
             };
-            let goes_on = clock.elapsed(since) < PATIENCE;
-            if let Some(term) = self.precedence.enter(job, !goes_on) {
-                waiting.0 = None;
-                return Some(Precedes { governor: Arc::clone(self), term });
+            if clock.elapsed(since) >= PATIENCE {
+                // The others are to wait as long for this one.
+                precedence.steps.fetch_add(1, Ordering::Relaxed);
+                precedence.queue.lock().advance(self.number);
+                continue;
             }
             let _ = tokio::time::timeout(LOOK, ended).await;
         }
-        waiting.0 = None;
-        None
-    }
-}
-
-impl Precedence {
-    /// The term in which the job precedes; `None`: another one does.
-    fn enter(&self, job: JobId, instead: bool) -> Option<u64> {
-        let mut state = self.state.lock();
-        match state.job {
-            Some(first) if first == job => state.tasks += 1,
-            Some(_) if !instead => return None,
-            _ => {
-                self.steps.fetch_add(1, Ordering::Relaxed);
-                *state = State { job: Some(job), tasks: 1, term: state.term + 1 };
-            }
-        }
-        Some(state.term)
+        self.seen = None;
     }
 
-    fn leave(&self, term: u64) {
-        let mut state = self.state.lock();
-        if state.term != term {
-            return;
-        }
-        state.tasks = state.tasks.saturating_sub(1);
-        if state.tasks == 0 {
-            state.job = None;
-            self.ended.notify_waiters();
-        }
-    }
-}
-
-impl Precedes {
-    /// The task goes on.
+    /// The task has done something.
     pub fn step(&self) {
-        self.governor.precedence.steps.fetch_add(1, Ordering::Relaxed);
+        if self.goes_on {
+            self.governor.precedence.steps.fetch_add(1, Ordering::Relaxed);
+        }
     }
 }
 
-impl Drop for Precedes {
+impl Drop for Place {
     fn drop(&mut self) {
-        self.governor.precedence.leave(self.term);
+        let precedence = &self.governor.precedence;
+        precedence.queue.lock().leave(self.number, self.rows);
+        precedence.ended.notify_waiters();
+    }
+}
+
+impl Queue {
+    fn enter(&mut self, job: JobId) -> u64 {
+        if let Some(entry) = self.order.iter_mut().find(|entry| entry.job == job) {
+            entry.tasks += 1;
+            return entry.number;
+        }
+        self.next += 1;
+        self.order.push_back(Entry { number: self.next, job, tasks: 1, rows: 0 });
+        self.next
+    }
+
+    fn position(&self, number: u64) -> Option<usize> {
+        self.order.iter().position(|entry| entry.number == number)
+    }
+
+    fn note_rows(&mut self, number: u64, more: usize) {
+        if let Some(at) = self.position(number) {
+            self.order[at].rows += more;
+        }
+    }
+
+    /// Whether the job and those before it need at most `most` bytes together, or there are none before it.
+    fn may_go_on(&self, number: u64, most: usize) -> bool {
+        let Some(at) = self.position(number) else { return true };
+        let rows: usize = self.order.range(..=at).map(|entry| entry.rows).sum();
+        at == 0 || rows.saturating_mul(ROW_NEED) <= most
+    }
+
+    /// Those before the job go behind all others.
+    fn advance(&mut self, number: u64) {
+        if let Some(at) = self.position(number) {
+            self.order.rotate_left(at);
+        }
+    }
+
+    fn leave(&mut self, number: u64, rows: usize) {
+        let Some(at) = self.position(number) else { return };
+        let entry = &mut self.order[at];
+        entry.rows = entry.rows.saturating_sub(rows);
+        entry.tasks = entry.tasks.saturating_sub(1);
+        if entry.tasks == 0 {
+            self.order.remove(at);
+        }
     }
 }
 
@@ -128,70 +174,91 @@ mod tests {
 
     const A: JobId = RelationId(1);
     const B: JobId = RelationId(2);
+    const LIMIT: usize = 128 << 20;
+    /// Rows whose epoch needs all that those that go on together may.
+    const MOST_ROWS: usize = LIMIT / PART / ROW_NEED;
 
     fn tight() -> (Arc<MemoryGovernor>, Reservation) {
-        let governor = MemoryGovernor::new(100 << 20);
+        let governor = MemoryGovernor::new(LIMIT);
         let mut held = governor.account(MemoryClass::Memtable);
-        held.set(80 << 20);
+        held.set(LIMIT / 10 * 8);
         assert!(governor.is_tight());
         (governor, held)
     }
 
-    async fn precede(governor: &Arc<MemoryGovernor>, job: JobId) -> Option<Precedes> {
-        governor.precede(job, &EnvHandle::default(), &mut Waiting::default()).await
+    /// Whether it goes on at once.
+    fn goes_on(place: &mut Place, rows: usize) -> bool {
+        place.turn(rows, &EnvHandle::default()).now_or_never().is_some()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_job_precedes_with_all_its_tasks_until_all_have_ended_their_epochs() {
+    async fn a_job_goes_on_with_all_its_tasks_until_all_have_ended_their_epochs() {
         let (governor, _held) = tight();
-        let first = precede(&governor, A).await;
-        let second = precede(&governor, A).await;
-        assert!(first.is_some() && second.is_some());
-        let mut other = Box::pin(precede(&governor, B));
-        assert!(other.as_mut().now_or_never().is_none());
+        let (mut first, mut second) = (governor.place(A), governor.place(A));
+        let mut other = governor.place(B);
+        assert!(goes_on(&mut first, MOST_ROWS) && goes_on(&mut second, MOST_ROWS));
+        assert!(!goes_on(&mut other, MOST_ROWS));
         drop(first);
-        assert!(other.as_mut().now_or_never().is_none());
+        assert!(!goes_on(&mut other, MOST_ROWS));
         drop(second);
-        assert!(other.now_or_never().flatten().is_some());
+        assert!(goes_on(&mut other, MOST_ROWS));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn jobs_that_need_little_go_on_together() {
+        let (governor, _held) = tight();
+        let mut places: Vec<Place> = (0..5).map(|job| governor.place(RelationId(job))).collect();
+        let may: Vec<bool> = places.iter_mut().map(|p| goes_on(p, MOST_ROWS / 4)).collect();
+        assert_eq!(may, [true, true, true, true, false]);
+        // The first has become larger meanwhile; it goes on, and the last of the others does not.
+        assert!(goes_on(&mut places[0], MOST_ROWS / 2));
+        assert!(goes_on(&mut places[2], MOST_ROWS / 4) && !goes_on(&mut places[3], MOST_ROWS / 4));
+        drop(places.remove(0));
+        assert!(goes_on(&mut places[2], MOST_ROWS / 4));
     }
 
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_once_there_is_room() {
         let (governor, mut held) = tight();
-        let _first = precede(&governor, A).await;
-        let waiting = precede(&governor, B);
+        let (mut first, mut second) = (governor.place(A), governor.place(B));
+        assert!(goes_on(&mut first, MOST_ROWS));
+        let clock = EnvHandle::default();
+        let waiting = second.turn(MOST_ROWS, &clock);
         let freed = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             held.set(0);
         };
-        let (guard, ()) = tokio::join!(waiting, freed);
-        assert!(guard.is_none(), "it goes on beside the other");
+        tokio::join!(waiting, freed);
+        assert!(!second.goes_on, "it goes on beside the other");
     }
 
-    /// One that works is waited for as long as that takes, one that does nothing only for a moment; what that gives back
-    /// later is not the other's.
+    /// One that works is waited for as long as that takes, one that does nothing only for a moment; after that it is the
+    /// last.
     #[tokio::test(start_paused = true)]
-    async fn a_job_that_does_nothing_precedes_no_longer() {
+    async fn a_job_that_does_nothing_goes_behind_the_others() {
         let (governor, _held) = tight();
-        let first = precede(&governor, A).await.unwrap();
-        let (clock, mut waiting) = (EnvHandle::default(), Waiting::default());
+        let (mut first, mut second) = (governor.place(A), governor.place(B));
+        let mut third = governor.place(RelationId(3));
+        assert!(goes_on(&mut first, MOST_ROWS));
+        assert!(!goes_on(&mut third, MOST_ROWS));
+        let clock = EnvHandle::default();
         // It gives the wait up many times meanwhile.
-        let mut look = async |time| {
-            let wait = governor.precede(B, &clock, &mut waiting);
-            tokio::time::timeout(time, wait).await.ok().flatten()
+        let look = async |place: &mut Place, time| {
+            tokio::time::timeout(time, place.turn(MOST_ROWS, &clock)).await.is_ok()
         };
         for _ in 0..100 {
-            assert!(look(PATIENCE / 5).await.is_none());
+            assert!(!look(&mut second, PATIENCE / 5).await);
             first.step();
         }
-        let mut second = None;
-        for _ in 0..100 {
-            second = second.or(look(PATIENCE / 40).await);
+        let mut looks = 0;
+        while !look(&mut second, PATIENCE / 40).await {
+            looks += 1;
+            assert!(looks < 100, "it waits for ever");
         }
-        assert!(second.is_some());
-        drop(first);
-        assert!(precede(&governor, A).now_or_never().is_none(), "the other one precedes now");
         drop(second);
-        assert!(precede(&governor, A).now_or_never().flatten().is_some());
+        assert!(goes_on(&mut third, MOST_ROWS), "the first is behind it");
+        assert!(!goes_on(&mut first, MOST_ROWS));
+        drop(third);
+        assert!(goes_on(&mut first, MOST_ROWS));
     }
 }

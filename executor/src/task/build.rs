@@ -44,7 +44,7 @@ use crate::lookahead::read_ahead::{ReadAhead, ReadFrom, read_ahead};
 use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
 use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
-use crate::memory::{MemoryGovernor, Waiting};
+use crate::memory::MemoryGovernor;
 use crate::operator::{OperatorContext, Output};
 use crate::operators;
 use crate::options::ExecOptions;
@@ -308,8 +308,7 @@ impl Builder<'_> {
             progress: Arc::clone(&self.blueprint.progress),
             epoch_rows: 0,
             epoch_waited: Duration::ZERO,
-            precedes: None,
-            precedence_wait: Waiting::default(),
+            place: None,
             has_turn: false,
             turn: 0,
             yielded: self.blueprint.relations.store.env().now(),

@@ -30,15 +30,15 @@ use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
-use crate::memory::{MemoryGovernor, Precedes, Turn, Waiting};
+use crate::memory::{MemoryGovernor, Place, Turn};
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
 use crate::watermark::WatermarkSet;
 
 /// Longest stretch of work without giving other tasks a turn.
 const TIME_SLICE: Duration = Duration::from_millis(2);
-/// Rows of input after which an epoch is large, so that it waits for memory before small ones.
-const LARGE_EPOCH: usize = 16_384;
+/// Rows of input after which an epoch is large: while memory is tight it waits until it is its job's turn.
+const LARGE_EPOCH: usize = 2_048;
 /// How long such an epoch waits at a time, and in all: what is in use may be given back only at its barrier.
 const MEMORY_PAUSE: Duration = Duration::from_millis(500);
 const MOST_WAITED: Duration = Duration::from_secs(5);
@@ -168,9 +168,8 @@ pub struct Task {
     epoch_rows: usize,
     /// How long it has waited for memory since then.
     epoch_waited: Duration,
-    /// While its job's large epoch precedes those of others.
-    precedes: Option<Precedes>,
-    precedence_wait: Waiting,
+    /// Among those whose epochs became large while memory was tight.
+    place: Option<Place>,
     /// Some node has a turn.
     has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
@@ -357,11 +356,6 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
-        let is_large = self.epoch_rows > LARGE_EPOCH;
-        let patience = match is_large {
-            true => MEMORY_PAUSE.min(MOST_WAITED.saturating_sub(self.epoch_waited)),
-            false => Duration::ZERO,
-        };
         for (i, slot) in self.nodes.iter_mut().enumerate() {
             if slot.ancestors.iter().any(|&a| full[a]) {
                 continue;
@@ -382,18 +376,21 @@ impl Task {
             self.turn = (self.turn + 1) % inputs.len();
             inputs.rotate_left(self.turn);
             if tight && pending.is_empty() {
-                if is_large && self.precedes.is_none() {
-                    let waiting = &mut self.precedence_wait;
-                    let precede = self.governor.precede(self.store.job(), &self.clock, waiting);
+                if self.epoch_rows <= LARGE_EPOCH {
+                    self.governor.wait_for_room().await;
+                } else {
+                    let take = || self.governor.place(self.store.job());
+                    let place = self.place.get_or_insert_with(take);
                     tokio::select! {
                         biased;
                         () = self.shed.notified() => return Ok(Event::Shed),
-                        precedes = precede => self.precedes = precedes,
+                        () = place.turn(self.epoch_rows, &self.clock) => {}
                     }
+                    let patience = MEMORY_PAUSE.min(MOST_WAITED.saturating_sub(self.epoch_waited));
+                    let began = self.clock.now();
+                    self.governor.wait_within_limit(patience).await;
+                    self.epoch_waited += self.clock.elapsed(began);
                 }
-                let began = self.clock.now();
-                self.governor.wait_for_room(patience).await;
-                self.epoch_waited += self.clock.elapsed(began);
             }
         }
         pending.append(&mut ahead);
@@ -501,8 +498,8 @@ impl Task {
 
     async fn yield_if_due(&mut self) {
         self.progress.note_step();
-        if let Some(precedes) = &self.precedes {
-            precedes.step();
+        if let Some(place) = &self.place {
+            place.step();
         }
         if self.clock.elapsed(self.yielded) > TIME_SLICE {
             tokio::task::yield_now().await;
@@ -578,7 +575,7 @@ impl Task {
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }
-        (self.epoch_rows, self.epoch_waited, self.precedes) = (0, Duration::ZERO, None);
+        (self.epoch_rows, self.epoch_waited, self.place) = (0, Duration::ZERO, None);
         self.leaf_hints.barrier(barrier.epoch);
         for exit in &mut self.exits {
             exit.barrier(barrier, marks).await?;
