@@ -22,7 +22,7 @@ pub struct TailLimits {
 
 impl Default for TailLimits {
     fn default() -> TailLimits {
-        TailLimits { slices: 1_000, bytes: 64 << 20, age: Duration::from_secs(3_600) }
+        TailLimits { slices: 500, bytes: 64 << 20, age: Duration::from_secs(3_600) }
     }
 }
 
