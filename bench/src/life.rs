@@ -11,11 +11,12 @@ use futures::TryStreamExt;
 use millrace::{Config, Overrides, Standalone};
 use millrace_storage::sim::{Profile, SimStore};
 use object_store::ObjectStore;
-use object_store::memory::InMemory;
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use serde::Serialize;
 use tokio_postgres::Client;
 
+use crate::allocator;
 use crate::nexmark::{connect, execute, temporary};
 use crate::usage::rss_mb;
 
@@ -23,6 +24,8 @@ use crate::usage::rss_mb;
 const ROWS: usize = 64;
 /// Updates of a writer between two looks at how many commits there are.
 const UPDATES: usize = 32;
+/// Objects go some time after the retention; in retentions.
+const SETTLED_AFTER: u32 = 4;
 
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
@@ -38,7 +41,7 @@ pub struct Args {
     /// Sessions that update rows
     #[arg(long, default_value_t = 8)]
     writers: usize,
-    /// The store: a local directory, or memory that answers as S3 does
+    /// The store: a local directory, or one that answers as S3 does
     #[arg(long, default_value = "local")]
     profile: Store,
     /// How long data may stay uncommitted; less means more commits
@@ -46,6 +49,9 @@ pub struct Args {
     barrier_interval: String,
     #[arg(long, default_value = "512MB")]
     memory_limit: String,
+    /// How long versions of rows and objects without use stay; the server's defaults are longer than a short run
+    #[arg(long)]
+    retention: Option<String>,
     /// Where the store lies; a temporary directory by default
     #[arg(long)]
     dir: Option<std::path::PathBuf>,
@@ -83,6 +89,8 @@ struct Life {
     views: usize,
     half: Left,
     end: Left,
+    /// Some time after the last change, where a retention was given.
+    settled: Option<Left>,
     restart_ms: f64,
 }
 
@@ -95,10 +103,14 @@ pub async fn run(args: &Args) -> Result<(), String> {
             .map_err(|e| e.to_string())?,
         ..Config::embedded(temporary.path())
     };
-    let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    allocator::tune(config.memory_limit);
+    let bucket = temporary.path().join("bucket");
+    std::fs::create_dir_all(&bucket).map_err(|e| e.to_string())?;
+    let bucket = LocalFileSystem::new_with_prefix(&bucket).map_err(|e| e.to_string())?;
+    let bucket: Arc<dyn ObjectStore> = Arc::new(bucket);
     let overrides = || Overrides {
         object_store: (args.profile == Store::S3)
-            .then(|| Arc::new(SimStore::new(Arc::clone(&memory), Profile::S3, 1)) as _),
+            .then(|| Arc::new(SimStore::new(Arc::clone(&bucket), Profile::S3, 1)) as _),
         ..Overrides::threads_apart()
     };
     let server = Standalone::start(config.clone(), overrides()).await.map_err(|e| e.to_string())?;
@@ -108,16 +120,25 @@ pub async fn run(args: &Args) -> Result<(), String> {
     print(&half);
     let end = drive(args, &server, args.commits).await?;
     print(&end);
+    let settled = match &args.retention {
+        Some(retention) => Some(settle(&server, retention, end.commits).await?),
+        None => None,
+    };
     drop(client);
     server.shutdown().await;
     let restart_ms = restart(args, config, overrides()).await?;
     println!("restart until every view is read: {restart_ms:.0} ms");
-    let life = Life { views: args.views, half, end, restart_ms };
+    let life = Life { views: args.views, half, end, settled, restart_ms };
     println!("{}", serde_json::to_string(&life).map_err(|e| e.to_string())?);
     Ok(())
 }
 
 async fn create(args: &Args, client: &Client) -> Result<(), String> {
+    if let Some(retention) = &args.retention {
+        for setting in ["snapshot_retention", "object_retention"] {
+            execute(client, &format!("ALTER SYSTEM SET {setting} = '{retention}'")).await?;
+        }
+    }
     for t in 0..args.tables {
         let rows = format!("SELECT x, x % 8, 0 FROM generate_series(0, {}) AS s(x)", ROWS - 1);
         execute(client, &format!("CREATE TABLE t{t} (k INT PRIMARY KEY, g INT, v BIGINT)")).await?;
@@ -165,6 +186,18 @@ async fn write(
         }
     }
     Ok(())
+}
+
+/// What is left when nothing has changed for some times the retention.
+async fn settle(server: &Standalone, retention: &str, commits: u64) -> Result<Left, String> {
+    let began = Instant::now();
+    let retention =
+        millrace::config::duration("--retention", retention).map_err(|e| e.to_string())?;
+    tokio::time::sleep(retention * SETTLED_AFTER).await;
+    let (seconds, rss_mb) = (began.elapsed().as_secs_f64(), rss_mb());
+    let left = Left { commits, seconds, rss_mb, ..look(server).await? };
+    print(&left);
+    Ok(left)
 }
 
 async fn look(server: &Standalone) -> Result<Left, String> {

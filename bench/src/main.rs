@@ -3,6 +3,9 @@
 //! Every result is a table row and a JSON line. Compare modes of one run with each other, not seconds
 //! across machines.
 
+/// The server's own: what is measured is what it has.
+#[path = "../../src/allocator.rs"]
+mod allocator;
 mod chart;
 mod cold;
 mod compaction;
@@ -25,24 +28,6 @@ mod window;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// The allocator's option of that name (mimalloc.h, `mi_option_e`), and what it is set to.
-const PURGE_DELAY: std::ffi::c_int = 15;
-const PURGE_DELAY_MS: std::ffi::c_long = 5_000;
-
-unsafe extern "C" {
-    fn mi_option_set(option: std::ffi::c_int, value: std::ffi::c_long);
-}
-
-/// Freed memory goes back to the system only after some seconds: the next epoch needs as much again,
-/// and the first touch of a page costs the kernel more than most work on it.
-fn keep_freed_memory() {
-    // SAFETY: sets a number in the allocator linked above; no other thread runs yet.
-    unsafe { mi_option_set(PURGE_DELAY, PURGE_DELAY_MS) }
-}
 
 /// Benchmarks of Millrace.
 #[derive(Parser)]
@@ -90,7 +75,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    keep_freed_memory();
+    // As with a limit that is not small.
+    allocator::tune(usize::MAX);
     let cli = Cli::parse();
     if let Command::Process(args) = &cli.command {
         // It has threads of its own.
