@@ -8,6 +8,8 @@ use clap::{Args, ValueEnum};
 use millrace_storage::cache::AdmissionPolicy;
 use serde::Deserialize;
 
+use crate::loopback::Loopback;
+
 /// Flags of `millrace standalone`; each can also be given by environment or in the config file.
 #[derive(Args, Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -163,6 +165,11 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_GC_INTERVAL", value_name = "DURATION", help_heading = "Tuning")]
     pub gc_interval: Option<String>,
 
+    /// How the roles of a standalone server call each other: by reference, or for tests through the bytes that the
+    /// processes of a cluster exchange [default: direct]
+    #[arg(long, env = "MILLRACE_LOOPBACK", value_enum, help_heading = "Tuning")]
+    pub loopback: Option<Loopback>,
+
     /// How the log on stderr is written: for people, or each line a JSON object [default: text]
     #[arg(long, env = "MILLRACE_LOG_FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
@@ -205,6 +212,8 @@ pub struct Config {
     pub barrier_interval: Duration,
     pub parallelism: usize,
     pub tuning: Tuning,
+    /// How the roles of a standalone server call each other.
+    pub loopback: Loopback,
 }
 
 impl Config {
@@ -225,6 +234,7 @@ impl Config {
             barrier_interval: Duration::from_secs(1),
             parallelism: 2,
             tuning: Tuning::default(),
+            loopback: Loopback::default(),
         }
     }
 }
@@ -453,6 +463,7 @@ impl Options {
             barrier_interval,
             parallelism,
             tuning,
+            loopback: given.loopback.unwrap_or_default(),
         })
     }
 
@@ -494,6 +505,7 @@ impl Options {
             disk_cache_admission: self.disk_cache_admission.or(file.disk_cache_admission),
             snapshot_records: self.snapshot_records.or(file.snapshot_records),
             gc_interval: self.gc_interval.or(file.gc_interval),
+            loopback: self.loopback.or(file.loopback),
             log_format: self.log_format.or(file.log_format),
             config: self.config,
         }

@@ -1,6 +1,6 @@
 //! The process: configuration, and the roles wired together (docs/design.md §6, §13).
 //!
-//! [`standalone`] runs all roles in one process, joined by direct calls through the same traits that
+//! [`standalone`] runs all roles in one process, joined ([`Loopback`]) by direct calls through the same traits that
 //! a cluster serves over the network.
 
 mod candidate;
@@ -13,6 +13,7 @@ pub mod health;
 pub mod http;
 mod leadership;
 mod listen;
+mod loopback;
 mod machine;
 mod predecessor;
 pub mod roles;
@@ -21,4 +22,5 @@ pub mod standalone;
 mod usage;
 
 pub use config::{Access, Config, ConfigError, Http, LogFormat, Options, Password, Tuning};
+pub use loopback::Loopback;
 pub use standalone::{Overrides, Standalone, StartError};

@@ -22,12 +22,10 @@ use millrace_frontend::auth::{OwnSecret, verifier_of};
 use millrace_frontend::console::logins::Logins;
 use millrace_frontend::console::runs::Runs;
 use millrace_frontend::identification::StartingPort;
-use millrace_frontend::local_cluster::Direct;
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::{GcOptions, Meta, MetaOptions, RewriteOptions, is_overtaken};
 use millrace_rpc::log::UserChange;
-use millrace_rpc::services::{ComputeService, MetaService};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::object::{MeterOptions, Metered, Reserve, local_directory, open_with};
@@ -38,6 +36,7 @@ use object_store::ObjectStore;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::candidate::Candidate;
 use crate::config::{Access, Config};
@@ -45,6 +44,7 @@ use crate::descriptors::{self, Shares};
 use crate::http;
 use crate::leadership::{Leadership, outwait_predecessors};
 use crate::listen::{bind, bind_http, is_local, limit_paths, load_tls};
+use crate::loopback::{Joined, Roles};
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 use crate::usage::UsageSource;
 
@@ -146,6 +146,8 @@ pub struct Standalone {
     serving: JoinHandle<Result<(), FrontendError>>,
     http_serving: Option<JoinHandle<()>>,
     shutdown: CancellationToken,
+    /// What keeps sessions up to date, where the roles call each other through bytes.
+    following: Vec<AbortOnDropHandle<()>>,
     runtimes: Option<Runtimes>,
     _lock: Option<File>,
 }
@@ -173,7 +175,8 @@ impl Standalone {
         let identification = Arc::clone(&candidate.identification);
         let port = StartingPort::open(listener, Arc::clone(&identification), shares.pending);
         let (meta, store) =
-            open_state(&config, &overrides, object_store, &background, &candidate).await?;
+            open_state(&config, &overrides, Arc::clone(&object_store), &background, &candidate)
+                .await?;
         // A store that a test has given is this process's own.
         if lock.is_some() {
             begin_to_lead(&config, &meta).await;
@@ -185,12 +188,18 @@ impl Standalone {
             runtime: runtimes.as_ref().and_then(Runtimes::tasks),
             ..worker_options(&config, &overrides, &store)
         });
-        worker.set_meta(Arc::clone(&meta) as Arc<dyn MetaService>);
         let compactor = Arc::new(BackgroundCompactor {
             compactor: Arc::new(Compactor::new(Arc::clone(&store))),
             runtime: background,
         });
-        meta.start(Arc::clone(&worker) as Arc<dyn ComputeService>, compactor).await?;
+        let roles = Roles {
+            meta: Arc::clone(&meta),
+            store: Arc::clone(&store),
+            worker: Arc::clone(&worker),
+            compactor,
+        };
+        let joined = roles.join(config.loopback, &object_store, &overrides.env).await?;
+        let Joined { cluster, following } = joined;
         set_root_password(&config.access, &meta).await?;
         let own_secret = own_secret(&meta, trusting).await;
 
@@ -200,8 +209,6 @@ impl Standalone {
             requests: requests.clone(),
         };
         meta.set_usage(Box::new(move || usage.read()));
-        let cluster =
-            Arc::new(Direct::new(Arc::clone(&meta), Arc::clone(&store), Arc::clone(&worker)));
         let settings = FrontendConfig {
             incarnation: meta.incarnation(),
             tls,
@@ -245,6 +252,7 @@ impl Standalone {
             serving,
             http_serving,
             shutdown,
+            following,
             runtimes,
             _lock: lock,
         })
@@ -266,6 +274,7 @@ impl Standalone {
         {
             tracing::warn!(error = %e, "the HTTP port ended with an error");
         }
+        self.following.clear();
         self.meta.shutdown().await;
         if let Err(e) = self.store.close().await {
             tracing::warn!(error = %e, "the cache was not closed cleanly");

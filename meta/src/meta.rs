@@ -254,7 +254,8 @@ impl Meta {
     pub fn usages(&self) -> Vec<ProcessUsage> {
         let own = self.usage.get().map(|usage| usage());
         let own = own.map(|usage| ProcessUsage { incarnation: self.incarnation, ..usage });
-        own.into_iter().chain(self.shared.members.usages()).collect()
+        let others = self.shared.members.usages().into_iter();
+        own.into_iter().chain(others.filter(|u| u.incarnation != self.incarnation)).collect()
     }
 
     /// Compactions that are under way, and jobs that wait for one.

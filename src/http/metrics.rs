@@ -9,6 +9,7 @@ use millrace_frontend::cluster::JobRow;
 use millrace_frontend::query::engine::QueryEngine;
 use millrace_frontend::server::Activity;
 use millrace_meta::Meta;
+use millrace_rpc::rows::encoded_batches;
 use millrace_storage::StateStore;
 use millrace_storage::cache::{Priority, ReadStats};
 use millrace_storage::object::{Metered, PaceStats, RequestClass};
@@ -54,6 +55,7 @@ pub fn text(sources: &Sources) -> String {
     let mut text = String::new();
     let mut out = Exposition::new(&mut text);
     process(&mut out, sources);
+    batches(&mut out);
     memory(&mut out, sources.worker.governor());
     sessions(&mut out, &sources.frontend.activity(), &sources.frontend.engine);
     if let Some(metered) = &sources.requests {
@@ -90,6 +92,12 @@ fn process(out: &mut Exposition, sources: &Sources) {
     out.single("millrace_memory_limit_bytes", "gauge", "The memory limit.", limit);
     let help = "Resident memory of the process.";
     out.single("millrace_memory_resident_bytes", "gauge", help, resident());
+}
+
+/// Of the calls between roles.
+pub(crate) fn batches(out: &mut Exposition) {
+    let help = "Arrow batches encoded to send them to another role: none within one process.";
+    out.single("millrace_encoded_batches_total", "counter", help, encoded_batches());
 }
 
 /// What the memory governor of a process that runs jobs accounts for.

@@ -168,7 +168,7 @@ fn spawned(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle
 }
 
 /// Takes the leader's record stream, and reads from the bucket what it does not bring.
-async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
+pub(crate) async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
     let mut is_told = false;
     loop {
         let leader = meta.peer().address();
@@ -207,7 +207,7 @@ async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
     }
 }
 
-async fn close_idle(versions: Arc<VersionFollower>) {
+pub(crate) async fn close_idle(versions: Arc<VersionFollower>) {
     loop {
         tokio::time::sleep(IDLE / 4).await;
         versions.close_idle(IDLE);

@@ -125,6 +125,7 @@ impl Metrics {
         for write in &self.texts {
             write(&mut text);
         }
+        http::metrics::batches(&mut Exposition::new(&mut text));
         write_call_metrics(&mut text);
         text
     }

@@ -111,7 +111,7 @@ const FRONTEND_FLAGS: [&str; 8] = [
     "allow_path",
 ];
 /// Of a server that runs all roles alone.
-const STANDALONE_FLAGS: [&str; 1] = ["take_over"];
+const STANDALONE_FLAGS: [&str; 2] = ["take_over", "loopback"];
 /// Files that a process proves who it is with, and checks others by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcTlsFiles {

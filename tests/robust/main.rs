@@ -7,6 +7,7 @@ mod clock;
 mod isolation;
 mod large;
 mod lookahead;
+mod loopback;
 mod memory;
 mod node;
 mod pipeline;

@@ -251,7 +251,7 @@ const VIEWS: [(&str, &str, &str); 6] = [
 ];
 
 /// The sum of a metric over its labels.
-async fn metric(server: &Server, name: &str) -> u64 {
+pub async fn metric(server: &Server, name: &str) -> u64 {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let port = server.http.expect("an HTTP port");
     let mut socket = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.expect("it listens");
