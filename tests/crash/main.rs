@@ -1,5 +1,6 @@
 //! `kill -9` on the real binary, at random moments and at every crash point: nothing acknowledged is lost,
-//! nothing is invented, statements are all or nothing, and every view equals its query afterwards.
+//! nothing is invented, statements are all or nothing, and every view equals its query afterwards. The roles of every third
+//! server call each other through bytes, as in a cluster.
 
 mod ledger;
 mod sources;
@@ -42,6 +43,11 @@ fn start(dir: &Path, env: HashMap<String, String>) -> Server {
     Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("the server starts")
 }
 
+/// Has the roles of a server call each other through bytes.
+fn through_bytes() -> HashMap<String, String> {
+    HashMap::from([("MILLRACE_LOOPBACK".to_string(), "encode".to_string())])
+}
+
 /// A case at the first pass of a point runs as it is, one at a later pass with hints at random.
 fn armed(point: &str, pass: u32) -> HashMap<String, String> {
     let point = ("MILLRACE_CRASH_POINT".to_string(), format!("{point}:{pass}"));
@@ -79,14 +85,21 @@ fn copy_of(from: &Path) -> tempfile::TempDir {
     to
 }
 
-/// Runs a copy of the base until it dies at a point, starts it again and compares. Whether it was reached.
-async fn case(base: &Base, point: &'static str, pass: u32) -> bool {
+/// Runs a copy of the base until it dies at a point, starts it again and compares. Whether it was reached. The roles of
+/// every third server call each other through bytes, and those of every third that comes after a crash.
+async fn case(base: &Base, number: usize, point: &'static str, pass: u32) -> bool {
+    let loopback = |turn: usize| match (number + turn).is_multiple_of(3) {
+        true => through_bytes(),
+        false => HashMap::new(),
+    };
+    let mut env = armed(point, pass);
+    env.extend(loopback(0));
     let dir = copy_of(base.dir.path());
     let mut ledger = base.ledger.clone();
     let options = ServerOptions {
         data_dir: dir.path().to_path_buf(),
         args: TUNING.iter().map(|a| (*a).to_string()).collect(),
-        env: armed(point, pass),
+        env,
     };
     let said = format!("crash point {point}");
     let reached = match Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options) {
@@ -101,7 +114,7 @@ async fn case(base: &Base, point: &'static str, pass: u32) -> bool {
             true
         }
     };
-    let server = start(dir.path(), HashMap::new());
+    let server = start(dir.path(), loopback(1));
     ledger
         .verify(&server)
         .await
@@ -119,11 +132,11 @@ async fn killed_at_every_crash_point() {
     let points: Vec<&str> = POINTS.iter().copied().filter(|p| !sparse::is_of_segments(p)).collect();
     let cases =
         points.clone().into_iter().flat_map(|p| passes(p).into_iter().map(move |pass| (p, pass)));
-    let results: Vec<(&str, bool)> = futures::stream::iter(cases)
-        .map(|(point, pass)| {
+    let results: Vec<(&str, bool)> = futures::stream::iter(cases.enumerate())
+        .map(|(number, (point, pass))| {
             let base = Arc::clone(&base);
             async move {
-                let run = tokio::spawn(async move { case(&base, point, pass).await });
+                let run = tokio::spawn(async move { case(&base, number, point, pass).await });
                 (point, run.await.expect("the case holds"))
             }
         })
@@ -153,7 +166,11 @@ async fn killed_at_random_under_load() {
             // The moment is the point: it is not synchronisation.
             kill(server.pid());
         });
-        server.restart(None).expect("the server starts after a kill");
+        let mut env = random_hints();
+        if round % 3 == 1 {
+            env.extend(through_bytes());
+        }
+        server.restart(Some(env)).expect("the server starts after a kill");
         ledger.verify(&server).await.unwrap_or_else(|e| panic!("round {round}: {e}"));
     }
 }
@@ -174,9 +191,9 @@ async fn nexmark_killed_equals_nexmark_left_alone() {
         CREATE MATERIALIZED VIEW best AS SELECT auction, bidder, price FROM (SELECT *, row_number() OVER \
         (PARTITION BY auction ORDER BY price DESC, date_time, bidder) AS rn FROM bid) b WHERE rn = 1";
     let mut answers = Vec::new();
-    for kills in [0, 4] {
+    for (kills, env) in [(0, HashMap::new()), (4, through_bytes())] {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut server = start(dir.path(), HashMap::new());
+        let mut server = start(dir.path(), env);
         let client = server.connect().await.expect("a connection");
         client.batch_execute(SQL).await.expect("source and views are created");
         for _ in 0..kills {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millrace_sqllogictest::Server;
 use tokio_postgres::SimpleQueryMessage;
 
-use super::{kill, start};
+use super::{kill, start, through_bytes};
 
 /// How long everything may take to arrive at the end.
 const ARRIVAL: Duration = Duration::from_secs(180);
@@ -135,7 +135,9 @@ async fn rows_from_outside_count_once_under_kill() {
         // The moment is the point: it is not synchronisation.
         tokio::time::sleep(Duration::from_millis(90 + 271 * round)).await;
         kill(server.pid());
-        server.restart(None).expect("the server starts after a kill");
+        // The roles of every third call each other through bytes.
+        let env = if round % 3 == 1 { through_bytes() } else { HashMap::new() };
+        server.restart(Some(env)).expect("the server starts after a kill");
         // Statements on other tables never wait for a connector.
         answer(&server, &format!("INSERT INTO mine VALUES ({round})")).await.expect("an insert");
     }

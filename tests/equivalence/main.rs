@@ -7,7 +7,8 @@
 //!
 //! `MILLRACE_LONG_TESTS=1` runs the long form of every test here. `MILLRACE_EQUIVALENCE_CASES` (histories of ten views)
 //! and `MILLRACE_EQUIVALENCE_SEED` (first seed) set the cases or replay one; `MILLRACE_EQUIVALENCE_MODE` runs all cases in
-//! one mode.
+//! one mode. The roles of every third node call each other through bytes; `MILLRACE_EQUIVALENCE_LOOPBACK=direct|encode` has
+//! those of all.
 
 mod bounded;
 mod case;
@@ -31,6 +32,7 @@ use std::time::Instant;
 
 use case::{Case, Mode};
 use coverage::Coverage;
+use millrace::Loopback;
 use millrace_common::random_tests;
 
 /// Histories of the short and of the long form.
@@ -81,14 +83,23 @@ fn each_case(
         let started = Instant::now();
         let runtime = tokio::runtime::Runtime::new().expect("a runtime");
         let result = runtime.block_on(run(mode, seed));
-        println!("seed {seed} ({}): {} ms", mode.name(), started.elapsed().as_millis());
+        let (name, way) = (mode.name(), way_of(seed));
+        println!("seed {seed} ({name}, {way}): {} ms", started.elapsed().as_millis());
         if let Err(e) = result {
             let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-            failures.push(format!("seed {seed}, {mode:?}: {e}"));
+            failures.push(format!("seed {seed}, {mode:?}, {way}: {e}"));
         }
     });
     let failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// How the roles of a case's node call each other.
+fn way_of(seed: u64) -> &'static str {
+    match node::loopback_of(seed) {
+        Loopback::Direct => "by reference",
+        Loopback::Encode => "through bytes",
+    }
 }
 
 /// Runs cases two at a time, each a node of its own.
@@ -164,15 +175,16 @@ fn run_all(plan: &[(u64, Mode)]) -> Outcome {
         let started = Instant::now();
         let result = Case::generate(seed, mode, VIEWS_A_CASE).run(None);
         let took = started.elapsed().as_millis();
+        let (name, way) = (mode.name(), way_of(seed));
         let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match result {
             Ok(report) => {
-                println!("seed {seed} ({}): {took} ms", mode.name());
+                println!("seed {seed} ({name}, {way}): {took} ms");
                 outcome.pairs += report.views;
                 outcome.coverage.add(mode, &report);
             }
             Err(failure) => {
-                let line = format!("seed {seed} ({}): {failure}", mode.name());
+                let line = format!("seed {seed} ({name}, {way}): {failure}");
                 println!("FAILED {line}");
                 outcome.failures.push(line);
             }
