@@ -34,6 +34,17 @@ impl HotKeys {
         hot
     }
 
+    /// Admits no more than so many encoded bytes.
+    pub fn at_most(mut self, bytes: u64) -> HotKeys {
+        self.room = self.room.min(bytes);
+        self
+    }
+
+    /// Whether nothing is hot.
+    pub fn is_empty(&self) -> bool {
+        self.ranges.is_empty()
+    }
+
     /// Whether a block of a new run is to be in memory. Takes its room.
     pub fn admit(&mut self, index: &RunIndex, block: u32) -> bool {
         let range = index.block_range(block);
@@ -45,7 +56,8 @@ impl HotKeys {
         true
     }
 
-    fn touches(&self, first: &[u8], last: &[u8]) -> bool {
+    /// Whether a key from `first` to `last` may be hot.
+    pub fn touches(&self, first: &[u8], last: &[u8]) -> bool {
         let at = self.ranges.partition_point(|(_, end)| end.as_slice() < first);
         self.ranges.get(at).is_some_and(|(start, _)| start.as_slice() <= last)
     }

@@ -26,6 +26,7 @@ pub mod filter;
 mod flush;
 pub mod follower;
 pub mod given_up;
+pub mod hot_fetch;
 mod hot_keys;
 pub mod job_store;
 mod lookup;

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::cache::{BlockCache, CacheOptions, Priority};
 use crate::error::Result;
 use crate::given_up::GivenUp;
+use crate::hot_fetch::{HotFetchCounters, HotFetchStats};
 use crate::job_store::JobStore;
 use crate::pins::ObjectPins;
 use crate::recovery_reads::TailPrefetch;
@@ -128,6 +129,8 @@ pub(crate) struct Shared {
     pub read_bursts: Mutex<HashSet<JobId>>,
     /// What commits have waited for compaction.
     pub delays: DelayCounters,
+    /// What was read before runs were replaced.
+    pub hot_fetches: HotFetchCounters,
     prefixes: RwLock<HashMap<TableId, Arc<PrefixLengths>>>,
 }
 
@@ -199,6 +202,7 @@ impl StateStore {
             touched: Mutex::default(),
             read_bursts: Mutex::default(),
             delays: DelayCounters::default(),
+            hot_fetches: HotFetchCounters::default(),
             prefixes: RwLock::default(),
         });
         Ok(Arc::new(StateStore { shared, jobs: Mutex::new(HashMap::default()) }))
@@ -304,6 +308,11 @@ impl StateStore {
     /// Commits that were delayed because compaction was behind.
     pub fn delayed_commits(&self) -> DelayStats {
         self.shared.delays.read()
+    }
+
+    /// What was read into memory before compactions of other processes took effect.
+    pub fn hot_fetches(&self) -> HotFetchStats {
+        self.shared.hot_fetches.read()
     }
 
     /// How much may be committed and not flushed.
