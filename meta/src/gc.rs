@@ -189,7 +189,8 @@ impl Collector {
         }
     }
 
-    /// Tells the log what this process has written for nothing: if no version names it, it is garbage from now on.
+    /// Tells the log what was written for nothing, by this process or for it by another: if no version names it, it is
+    /// garbage from now on. What a fenced process has written is, anyway.
     async fn give_up(&self) -> Result<(), MetaError> {
         let Ok(log) = self.shared.log() else { return Err(MetaError::Closed) };
         loop {
@@ -197,10 +198,17 @@ impl Collector {
             if names.is_empty() {
                 return Ok(());
             }
-            let entry = GiveUp { incarnation: self.incarnation, names: names.clone() };
-            if let Err(error) = log.append(Entry::GiveUp(entry)).await {
-                self.given_up.add(names);
-                return Err(error);
+            let mut by_writer: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+            for name in names {
+                let writer = parse(&name).map_or(self.incarnation, |(writer, _)| writer);
+                by_writer.entry(writer).or_default().push(name);
+            }
+            while let Some((incarnation, names)) = by_writer.pop_first() {
+                let entry = GiveUp { incarnation, names: names.clone() };
+                if let Err(error) = log.append(Entry::GiveUp(entry)).await {
+                    self.given_up.add(names.into_iter().chain(by_writer.into_values().flatten()));
+                    return Err(error);
+                }
             }
         }
     }
