@@ -93,6 +93,11 @@ impl CompactionBoard {
         }
     }
 
+    /// Who does it; 0: it is not known.
+    pub fn process_of(&self, task: u64) -> u64 {
+        self.0.lock().tasks.get(&task).map_or(0, |task| task.process)
+    }
+
     /// It has failed; its runs are free after a pause.
     pub fn fail(&self, task: u64, now: Instant) {
         if let Some(task) = self.0.lock().tasks.get_mut(&task) {

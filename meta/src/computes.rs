@@ -14,7 +14,7 @@ use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
-use millrace_rpc::version::{JobCommit, PublishHandle};
+use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
@@ -176,6 +176,13 @@ impl ComputeService for Computes {
 
     async fn applied_since(&self, _: Acknowledged) -> Acknowledged {
         std::future::pending().await
+    }
+
+    /// Not where the job is not started.
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        let prepare =
+            |service: Service| async move { service.prepare_edit(job, generation, edit).await };
+        self.tell(job, generation, prepare).await;
     }
 
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {

@@ -99,6 +99,12 @@ pub trait ComputeService: Send + Sync {
     /// Completes when more is applied than `known` says.
     async fn applied_since(&self, known: Acknowledged) -> Acknowledged;
 
+    /// The job's runs are about to be replaced as this edit says. Returns when what the process needs of the new ones is in
+    /// its memory, or after a bounded time: for speed only.
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        let _ = (job, generation, edit);
+    }
+
     /// The commit that the last `cut` returned is not in the log and never will be, for this reason. The job's
     /// generation ends with it.
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError);
@@ -169,6 +175,11 @@ pub trait CompactorService: Send + Sync {
     /// Copies parts of objects into a new one, which is durable when this returns. Each is checked on the way: damaged
     /// bytes are an error.
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError>;
+
+    /// How many processes share the work.
+    fn processes(&self) -> usize {
+        1
+    }
 }
 
 /// What a source consists of. Only ever grows.

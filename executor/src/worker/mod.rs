@@ -28,7 +28,7 @@ use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
-use millrace_rpc::version::{JobCommit, PublishHandle};
+use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
@@ -349,6 +349,16 @@ impl ComputeService for Worker {
 
     async fn applied_since(&self, known: Acknowledged) -> Acknowledged {
         self.shared.stream.applied_since(&known).await
+    }
+
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        let Some(job) = self.shared.job_of(job, generation) else { return };
+        let Some(store) = &job.store else { return };
+        tokio::select! {
+            biased;
+            () = job.stopped() => {}
+            () = store.fetch_hot(&edit) => {}
+        }
     }
 
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {

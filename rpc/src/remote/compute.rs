@@ -19,7 +19,7 @@ use crate::rows::MAX_MESSAGE_BYTES;
 use crate::services::{ComputeService, Cut, RunningJob, StartJob};
 use crate::source_poll::{PollSource, Polled};
 use crate::stream::{Acknowledged, StreamError, StreamMessage};
-use crate::version::{JobCommit, PublishHandle};
+use crate::version::{JobCommit, PublishHandle, VersionEdit};
 
 /// How long a call is repeated that has no answer to fail with; then the job's generation fences what it was to stop.
 const REPEAT_FOR: usize = 10;
@@ -102,6 +102,17 @@ impl Compute for Served {
         self.admission.admit(&request)?;
         let at = self.inner.applied_since(request.into_inner().into()).await;
         Ok(Response::new(at.into()))
+    }
+
+    async fn prepare_edit(
+        &self,
+        request: Request<proto::PrepareEditRequest>,
+    ) -> Result<Response<Empty>, Status> {
+        self.admission.admit(&request)?;
+        let proto::PrepareEditRequest { job, generation, edit } = request.into_inner();
+        let edit = required(edit, "edit").map_err(CallError::into_status)?;
+        self.inner.prepare_edit(RelationId(job), Generation(generation), edit).await;
+        Ok(Response::new(Empty {}))
     }
 
     async fn abort_epoch(
@@ -267,6 +278,17 @@ impl ComputeService for RemoteCompute {
                 // Nothing is known of it: whoever waits gives up by itself.
                 Err(_) => tokio::time::sleep(PAUSE).await,
             }
+        }
+    }
+
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        let (job, generation) = (job.0, generation.0);
+        let request = proto::PrepareEditRequest { job, generation, edit: Some(edit) };
+        let prepared =
+            self.peer.ask(request, |t, r| async move { client(t).prepare_edit(r).await });
+        if let Err(error) = prepared.await {
+            let peer = self.peer.address();
+            tracing::debug!(%peer, %error, "new runs were not prepared for");
         }
     }
 

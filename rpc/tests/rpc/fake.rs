@@ -184,6 +184,10 @@ impl ComputeService for Fake {
         Acknowledged { received: known.received + 1, ..known }
     }
 
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        self.note((job, generation, edit));
+    }
+
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
         self.note((job, generation, error));
     }

@@ -19,7 +19,7 @@ use millrace_rpc::rows::encoded_batches;
 use millrace_rpc::services::{CompactionTask, Cut, LivePart, PartKind, StartJob};
 use millrace_rpc::source_poll::PollSource;
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
-use millrace_rpc::version::StatementId;
+use millrace_rpc::version::{StatementId, VersionEdit};
 
 use crate::fake::{Clients, FAILING, LIMIT, encoded, error, networked, polled};
 use crate::filled;
@@ -98,6 +98,9 @@ async fn compute() {
         assert!(matches!(gap, Err(StreamError::Gap { next: 4 })));
         let later = compute.applied_since(at.clone()).await;
         assert_eq!(later, Acknowledged { received: 10, ..at });
+        let edit: VersionEdit = filled::one("millrace.version.VersionEdit");
+        compute.prepare_edit(JOB, GENERATION, edit.clone()).await;
+        assert_eq!(fake.seen(), shown((JOB, GENERATION, edit)));
         compute.abort_epoch(JOB, GENERATION, error()).await;
         let seen = fake.seen().remove(0);
         assert!(seen.contains("a key exists") && seen.contains("t_pkey"), "{seen}");
