@@ -77,6 +77,13 @@ pub struct Cluster {
 impl Cluster {
     pub fn new(shared: &Arc<Shared>, log: LogStore, connect: Arc<dyn Connect>) -> Arc<Cluster> {
         let computes = Arc::new(Computes::new(Arc::clone(&shared.state)));
+        let silence = {
+            let shared = Arc::downgrade(shared);
+            move |process| {
+                let shared = shared.upgrade()?;
+                shared.members.silence(process, shared.env.now())
+            }
+        };
         Arc::new(Cluster {
             shared: Arc::clone(shared),
             log,
@@ -84,6 +91,7 @@ impl Cluster {
             compactors: Arc::new(Compactors::new(
                 Arc::clone(&computes),
                 Arc::clone(&shared.compactions),
+                Arc::new(silence),
             )),
             computes,
             turn: tokio::sync::Mutex::default(),

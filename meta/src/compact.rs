@@ -20,7 +20,7 @@ use millrace_rpc::version::retention_counter;
 use millrace_storage::compaction::{Pick, pick};
 use millrace_storage::read_counts::TableReads;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::compaction_board::Merge;
@@ -28,10 +28,12 @@ use crate::compaction_queue::Candidates;
 use crate::gc::{before, horizon};
 use crate::shared::{Services, Shared};
 
-/// Compactions at a time.
+/// Compactions at a time, for each process that compacts.
 const PARALLEL: usize = 2;
 /// Pause before runs whose compaction failed are looked at again.
 const RETRY: Duration = Duration::from_secs(10);
+/// How long a result waits at most for the process that runs the job to read what it needs of the new runs.
+const PREPARATION: Duration = Duration::from_secs(5);
 
 /// How a state table is used: decides between levels and tiers.
 pub type TableClass = Arc<dyn Fn(JobId, u32) -> AccessClass + Send + Sync>;
@@ -39,12 +41,35 @@ pub type TableClass = Arc<dyn Fn(JobId, u32) -> AccessClass + Send + Sync>;
 /// How often a state table's runs have been read since they were merged.
 pub type ReadsOfTable = Arc<dyn Fn(JobId, u32) -> TableReads + Send + Sync>;
 
+/// Compactions under way: how many.
+#[derive(Clone, Default)]
+struct Slots(Arc<watch::Sender<usize>>);
+
+impl Slots {
+    /// Waits until there are fewer than `most`. For one caller.
+    async fn take(&self, most: impl Fn() -> usize) -> Slot {
+        // The sender is in `self`: there is no error.
+        let _ = self.0.subscribe().wait_for(|taken| *taken < most()).await;
+        self.0.send_modify(|taken| *taken += 1);
+        Slot(self.clone())
+    }
+}
+
+/// One of them. It has ended when this is dropped.
+struct Slot(Slots);
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|taken| *taken = taken.saturating_sub(1));
+    }
+}
+
 pub struct Scheduler {
     shared: Arc<Shared>,
     class: TableClass,
     reads: ReadsOfTable,
     busy: Arc<Mutex<HashSet<u64>>>,
-    slots: Arc<Semaphore>,
+    slots: Slots,
     next_task: u64,
     candidates: Candidates,
 }
@@ -56,7 +81,7 @@ impl Scheduler {
             class,
             reads,
             busy: Arc::default(),
-            slots: Arc::new(Semaphore::new(PARALLEL)),
+            slots: Slots::default(),
             next_task: 1,
             candidates: Candidates::default(),
         }
@@ -72,7 +97,7 @@ impl Scheduler {
         let Some(services) = self.shared.services.get().cloned() else { return };
         loop {
             // The slot first: what is most urgent may have changed when it is free.
-            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else { return };
+            let slot = self.slots.take(|| PARALLEL * services.compactor.processes()).await;
             self.look();
             let Some((task, generation)) = self.next() else {
                 drop(slot);
@@ -192,9 +217,16 @@ async fn compact(
     task: CompactionTask,
     generation: Generation,
 ) -> Result<(), SqlError> {
-    let (job, horizon, inputs) = (task.job, task.horizon, task.inputs.len());
+    let (id, job, horizon, inputs) = (task.task_id, task.job, task.horizon, task.inputs.len());
     let label = task.relation.label();
     let edit = services.compactor.compact(task).await?;
+    let owner = shared.state.read().jobs.get(&job).map_or(0, |job| job.process);
+    // Who has made the new runs has them in its caches.
+    if shared.compactions.process_of(id) != owner {
+        let prepared = services.compute.prepare_edit(job, generation, edit.clone());
+        // It is for speed only.
+        let _ = tokio::time::timeout(PREPARATION, prepared).await;
+    }
     let objects: Vec<String> = edit.add_runs.iter().map(|run| run.object.clone()).collect();
     let outputs = objects.len();
     let entry = EditVersion { job: job.0, generation: generation.0, edit, horizon: horizon.0 };

@@ -1,18 +1,49 @@
-//! Who compacts: compactor processes in turn, and where there is none the compute process that runs the job.
+//! Who compacts: the compactor process with the least to do, and where there is none the compute process that runs the
+//! job.
+//!
+//! A task is leased. The process keeps it while it tells that it is there, and for a time that depends on what is to be
+//! read; then the task is taken back and given to another. The call to the first ends with its lease, so what it still
+//! makes of the task is never brought into the log: the process gives the objects up when it finds that nothing names
+//! them.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::{JobId, SqlError, SqlState};
+use millrace_rpc::call_error::is_unreachable;
 use millrace_rpc::log::MoveParts;
 use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
 use millrace_rpc::version::VersionEdit;
 use parking_lot::Mutex;
+use tracing::warn;
 
 use crate::compaction_board::CompactionBoard;
 use crate::computes::Computes;
 
 type Service = Arc<dyn CompactorService>;
+
+/// Who has told nothing for so long keeps nothing, and is given nothing.
+const SILENT: Duration = Duration::from_secs(3);
+/// Between looks at whether a process still tells of itself.
+const LOOK: Duration = Duration::from_millis(500);
+/// A lease lasts so long, and a second for each of so many bytes that are to be read.
+const LEASE: Duration = Duration::from_secs(60);
+const BYTES_A_SECOND: u64 = 1 << 20;
+/// It lasts twice as long after each of a job's that was not enough, up to so often: where the store is slow, a task is
+/// done in the end.
+const DOUBLINGS: u32 = 6;
+
+/// How long a process has told nothing; `None`: it is not known.
+pub type Silence = Arc<dyn Fn(u64) -> Option<Duration> + Send + Sync>;
+
+/// What a process has been given and has not done. The smallest is given more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Load {
+    tasks: usize,
+    bytes: u64,
+}
 
 #[derive(Default)]
 struct Known {
@@ -20,6 +51,9 @@ struct Known {
     compactors: Vec<(u64, Service)>,
     /// What compute processes offer.
     computes: Vec<(u64, Service)>,
+    load: BTreeMap<u64, Load>,
+    /// Leases that were not long enough, of jobs of which none has been since.
+    overdue: BTreeMap<JobId, u32>,
     next: usize,
 }
 
@@ -29,11 +63,75 @@ pub struct Compactors {
     computes: Arc<Computes>,
     /// Told who does what.
     board: Arc<CompactionBoard>,
+    silence: Silence,
+}
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    /// `None`: of several jobs.
+    job: Option<JobId>,
+    bytes: u64,
+}
+
+/// A process that has been given something. Its load falls when this is dropped.
+struct Lease<'a> {
+    all: &'a Compactors,
+    process: u64,
+    service: Service,
+    bytes: u64,
+    lasts: Duration,
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        if let Some(load) = self.all.known.lock().load.get_mut(&self.process) {
+            load.tasks = load.tasks.saturating_sub(1);
+            load.bytes = load.bytes.saturating_sub(self.bytes);
+        }
+    }
+}
+
+/// How a lease has ended without a result.
+#[derive(Debug, thiserror::Error)]
+enum Ended {
+    #[error("process {0} tells nothing any more")]
+    Silent(u64),
+    #[error("process {0} has not done it within {1:?}")]
+    Overdue(u64, Duration),
+    #[error("{0}")]
+    Failed(SqlError),
+}
+
+impl Ended {
+    /// Whether another process may do it.
+    fn is_of_process(&self) -> bool {
+        match self {
+            Ended::Silent(_) | Ended::Overdue(..) => true,
+            Ended::Failed(e) => {
+                let refused = [SqlState::CANNOT_CONNECT_NOW, SqlState::ADMIN_SHUTDOWN];
+                is_unreachable(e) || refused.contains(&e.state)
+            }
+        }
+    }
+}
+
+impl From<Ended> for SqlError {
+    fn from(ended: Ended) -> SqlError {
+        match ended {
+            Ended::Failed(e) => e,
+            taken_back => SqlError::new(SqlState::CANNOT_CONNECT_NOW, taken_back.to_string()),
+        }
+    }
 }
 
 impl Compactors {
-    pub fn new(computes: Arc<Computes>, board: Arc<CompactionBoard>) -> Compactors {
-        Compactors { known: Mutex::default(), computes, board }
+    pub fn new(
+        computes: Arc<Computes>,
+        board: Arc<CompactionBoard>,
+        silence: Silence,
+    ) -> Compactors {
+        Compactors { known: Mutex::default(), computes, board, silence }
     }
 
     pub fn add_compactor(&self, incarnation: u64, service: Service) {
@@ -48,21 +146,104 @@ impl Compactors {
         let mut known = self.known.lock();
         known.compactors.retain(|(id, _)| *id != incarnation);
         known.computes.retain(|(id, _)| *id != incarnation);
+        known.load.remove(&incarnation);
     }
 
-    /// A compactor; where there is none, the compute process that runs the job, or any.
-    fn next(&self, job: Option<JobId>) -> Result<(u64, Service), SqlError> {
-        let mut known = self.known.lock();
-        let at = known.next;
-        known.next = at.wrapping_add(1);
-        let known = &*known;
-        if let Some(job) = job.filter(|_| known.compactors.is_empty()) {
-            let process = self.computes.placed(job);
-            let found = known.computes.iter().find(|(id, _)| *id == process);
-            return found.cloned().ok_or_else(nobody);
+    fn is_there(&self, process: u64) -> bool {
+        (self.silence)(process).is_none_or(|lasts| lasts <= SILENT)
+    }
+
+    /// Chooses a process that has not been tried. Compactors that tell nothing do not count.
+    fn lease(&self, work: Work, tried: &BTreeSet<u64>) -> Result<Lease<'_>, SqlError> {
+        let placed = work.job.map(|job| self.computes.placed(job));
+        let known = &mut *self.known.lock();
+        known.next = known.next.wrapping_add(1);
+        let is_there = |(id, _): &&(u64, Service)| self.is_there(*id);
+        let mut of: Vec<&(u64, Service)> = known.compactors.iter().filter(is_there).collect();
+        if of.is_empty() {
+            let may = |(id, _): &&(u64, Service)| placed.is_none_or(|process| process == *id);
+            of = known.computes.iter().filter(may).collect();
         }
-        let of = if known.compactors.is_empty() { &known.computes } else { &known.compactors };
-        of.get(at % of.len().max(1)).cloned().ok_or_else(nobody)
+        let from = known.next % of.len().max(1);
+        let (left, right) = of.split_at(from);
+        let load = |id: &u64| known.load.get(id).copied().unwrap_or_default();
+        let in_turn = right.iter().chain(left).filter(|(id, _)| !tried.contains(id));
+        // Of several with the same load, the first.
+        let (process, service) =
+            in_turn.min_by_key(|(id, _)| load(id)).map(|p| (*p).clone()).ok_or_else(nobody)?;
+        let load = known.load.entry(process).or_default();
+        load.tasks += 1;
+        load.bytes += work.bytes;
+        let doublings = work.job.and_then(|job| known.overdue.get(&job)).copied().unwrap_or(0);
+        let lasts = LEASE + Duration::from_secs(work.bytes / BYTES_A_SECOND);
+        let lasts = lasts * 2u32.pow(doublings.min(DOUBLINGS));
+        Ok(Lease { all: self, process, service, bytes: work.bytes, lasts })
+    }
+
+    /// Completes when the process has told nothing for too long, or is fenced.
+    async fn lost(&self, process: u64) {
+        let is_known = || {
+            let known = self.known.lock();
+            known.compactors.iter().chain(&known.computes).any(|(id, _)| *id == process)
+        };
+        while is_known() && self.is_there(process) {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    async fn hold<T>(
+        &self,
+        lease: &Lease<'_>,
+        call: impl Future<Output = Result<T, SqlError>>,
+    ) -> Result<T, Ended> {
+        let Lease { process, lasts, .. } = *lease;
+        // In a fixed order, so that a seed repeats a run.
+        tokio::select! {
+            biased;
+            answer = call => answer.map_err(Ended::Failed),
+            () = self.lost(process) => Err(Ended::Silent(process)),
+            () = tokio::time::sleep(lasts) => Err(Ended::Overdue(process, lasts)),
+        }
+    }
+
+    /// Has one process after another do it until one has, or none is left.
+    async fn run<T, F: Future<Output = Result<T, SqlError>>>(
+        &self,
+        work: Work,
+        assigned: impl Fn(u64),
+        call: impl Fn(Service) -> F,
+    ) -> Result<T, SqlError> {
+        let mut tried = BTreeSet::new();
+        let mut last = None;
+        loop {
+            let lease = match self.lease(work, &tried) {
+                Ok(lease) => lease,
+                Err(nobody) => return Err(last.unwrap_or(nobody)),
+            };
+            assigned(lease.process);
+            let ended = match self.hold(&lease, call(Arc::clone(&lease.service))).await {
+                Ok(result) => {
+                    self.note_overdue(work.job, false);
+                    return Ok(result);
+                }
+                Err(ended) if !ended.is_of_process() => return Err(ended.into()),
+                Err(ended) => ended,
+            };
+            warn!(job = ?work.job, process = lease.process, %ended, "a compaction is taken back");
+            self.note_overdue(work.job, matches!(ended, Ended::Overdue(..)));
+            tried.insert(lease.process);
+            last = Some(ended.into());
+        }
+    }
+
+    fn note_overdue(&self, job: Option<JobId>, is_overdue: bool) {
+        let Some(job) = job else { return };
+        let overdue = &mut self.known.lock().overdue;
+        if is_overdue {
+            *overdue.entry(job).or_default() += 1;
+        } else {
+            overdue.remove(&job);
+        }
     }
 }
 
@@ -73,51 +254,29 @@ fn nobody() -> SqlError {
 #[async_trait]
 impl CompactorService for Compactors {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
-        let (process, service) = self.next(Some(task.job))?;
-        self.board.assign(task.task_id, process);
-        service.compact(task).await
+        let bytes = task.inputs.iter().map(|run| run.length).sum();
+        let work = Work { job: Some(task.job), bytes };
+        let assigned = |process| self.board.assign(task.task_id, process);
+        let compact = |service: Service| {
+            let task = task.clone();
+            async move { service.compact(task).await }
+        };
+        self.run(work, assigned, compact).await
     }
 
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        self.next(None)?.1.copy_parts(parts).await
+        let work = Work { job: None, bytes: parts.iter().map(|part| part.length).sum() };
+        let copy = |service: Service| {
+            let parts = parts.clone();
+            async move { service.copy_parts(parts).await }
+        };
+        self.run(work, |_| {}, copy).await
+    }
+
+    fn processes(&self) -> usize {
+        self.known.lock().compactors.len().max(1)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    struct Named(u64);
-
-    #[async_trait]
-    impl CompactorService for Named {
-        async fn compact(&self, _: CompactionTask) -> Result<VersionEdit, SqlError> {
-            Err(SqlError::internal("not asked for here"))
-        }
-
-        async fn copy_parts(&self, _: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-            Ok(MoveParts { object: self.0.to_string(), ..MoveParts::default() })
-        }
-    }
-
-    async fn asked(all: &Compactors) -> String {
-        all.copy_parts(vec![]).await.map_or_else(|e| e.state.0.to_owned(), |moved| moved.object)
-    }
-
-    #[tokio::test]
-    async fn compactors_take_turns_and_compute_stands_in() {
-        let all = Compactors::new(Arc::new(Computes::new(Arc::default())), Arc::default());
-        assert_eq!(asked(&all).await, SqlState::CANNOT_CONNECT_NOW.0);
-        all.add_compute(7, Arc::new(Named(7)));
-        assert_eq!(asked(&all).await, "7");
-        for id in [8, 9] {
-            all.add_compactor(id, Arc::new(Named(id)));
-        }
-        let two = [asked(&all).await, asked(&all).await];
-        assert!(two.contains(&"8".into()) && two.contains(&"9".into()), "{two:?}");
-        all.remove(8);
-        assert_eq!([asked(&all).await, asked(&all).await], ["9", "9"]);
-        all.remove(9);
-        assert_eq!(asked(&all).await, "7");
-    }
-}
+mod tests;

@@ -141,6 +141,14 @@ impl Members {
         contacts.values().map(|c| &c.usage).filter(|u| u.incarnation != 0).cloned().collect()
     }
 
+    /// For how long a process could have told of itself and has not; `None`: nothing is known of it.
+    pub fn silence(&self, incarnation: u64, now: Instant) -> Option<Duration> {
+        let contacts = self.0.lock();
+        let contact = contacts.get(&incarnation)?;
+        let is_answered = contact.answering == 0;
+        Some(if is_answered { now.saturating_duration_since(contact.last) } else { Duration::ZERO })
+    }
+
     /// How long ago a process has told of itself; `None`: it has not.
     pub fn heartbeat_age(&self, incarnation: u64, now: Instant) -> Option<Duration> {
         let contacts = self.0.lock();

@@ -6,6 +6,7 @@ mod claims;
 pub mod clock;
 mod cluster;
 mod commit_numbers;
+mod compaction;
 mod detach;
 mod drivers;
 mod fake;

@@ -1,0 +1,238 @@
+//! Compactions on other processes: who stalls loses the task, and what came too late is garbage.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use millrace_common::{EnvHandle, JobId, RelationId, SqlError};
+use millrace_rpc::log::{EditVersion, Entry, MoveParts, ProcessRole};
+use millrace_rpc::services::{CompactionTask, CompactorService, ComputeService, LivePart};
+use millrace_rpc::version::{RunMeta, VersionEdit};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::cluster::{beat, process, registered};
+use super::fake::Fake;
+use super::store::TestStore;
+use super::{TestEnv, table};
+use crate::cluster::Connect;
+use crate::members::PROCESS_LEASE;
+use crate::meta::{CreateOptions, Meta};
+use crate::options::MetaOptions;
+
+/// A process that compacts; its address says how.
+struct Compacting {
+    incarnation: u64,
+    address: String,
+    /// The tasks that each address was given.
+    given: Given,
+}
+
+type Given = Arc<Mutex<BTreeMap<String, usize>>>;
+
+#[async_trait]
+impl CompactorService for Compacting {
+    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
+        *self.given.lock().entry(self.address.clone()).or_default() += 1;
+        if self.address == "stalls" {
+            return std::future::pending().await;
+        }
+        let run = RunMeta {
+            run_id: self.incarnation << 32 | task.task_id,
+            level: task.target_level,
+            object: format!("data/{}/{}.seg", self.incarnation, task.task_id),
+            ..run(task.inputs[0].table_id, task.inputs.len() as u64)
+        };
+        let mut remove_runs: Vec<u64> = task.inputs.iter().map(|run| run.run_id).collect();
+        if self.address == "late" {
+            // As if another had replaced one meanwhile.
+            remove_runs[0] = 1;
+        }
+        Ok(VersionEdit { add_runs: vec![run], remove_runs, ..VersionEdit::default() })
+    }
+
+    async fn copy_parts(&self, _: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        Err(SqlError::unsupported("moving parts"))
+    }
+}
+
+struct Connections {
+    worker: Arc<Fake>,
+    given: Given,
+}
+
+impl Connect for Connections {
+    fn compute(&self, _: &str, _: u64) -> Result<Arc<dyn ComputeService>, SqlError> {
+        Ok(Arc::clone(&self.worker) as _)
+    }
+
+    fn compactor(
+        &self,
+        address: &str,
+        incarnation: u64,
+    ) -> Result<Arc<dyn CompactorService>, SqlError> {
+        let (address, given) = (address.to_owned(), Arc::clone(&self.given));
+        Ok(Arc::new(Compacting { incarnation, address, given }))
+    }
+
+    fn fenced(&self, _: u64) {}
+}
+
+/// A run of one key, of the n-th commit.
+fn run(table_id: u32, n: u64) -> RunMeta {
+    RunMeta {
+        table_id,
+        length: 10,
+        rows: 1,
+        min_key: vec![0, 0, 1].into(),
+        max_key: vec![0, 0, 1].into(),
+        min_epoch: n,
+        max_epoch: n,
+        sequence: n,
+        ..RunMeta::default()
+    }
+}
+
+struct Test {
+    meta: Arc<Meta>,
+    given: Given,
+    compute: u64,
+    table: JobId,
+    beating: Vec<AbortOnDropHandle<()>>,
+}
+
+impl Test {
+    /// A table on a compute process that beats.
+    async fn new() -> Test {
+        let (store, fake) = (TestStore::new(), Arc::<Fake>::default());
+        let options = MetaOptions {
+            env: EnvHandle::new(TestEnv::new(1)),
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            address: "m:1".into(),
+            ..MetaOptions::new(Arc::clone(&store) as _)
+        };
+        let meta = Meta::open(options).await.unwrap();
+        fake.attach(&meta);
+        let given = Given::default();
+        let connect = Connections { worker: fake, given: Arc::clone(&given) };
+        meta.start_cluster(Arc::new(connect)).await.unwrap();
+        let compute = registered(&meta, process(1, ProcessRole::Compute, "compute")).await;
+        let mut test = Test { meta, given, compute, table: RelationId(0), beating: Vec::new() };
+        test.beats(compute);
+        let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
+        test.table = test.meta.create_relation(table("t"), options).await.unwrap();
+        test.meta.wait_created(test.table, &Default::default()).await.unwrap();
+        test
+    }
+
+    async fn compactor(&self, nonce: u64, address: &str) -> u64 {
+        registered(&self.meta, process(nonce, ProcessRole::Compactor, address)).await
+    }
+
+    /// From now on this process tells that it is there.
+    fn beats(&mut self, incarnation: u64) {
+        let meta = Arc::clone(&self.meta);
+        let beating = tokio::spawn(async move {
+            while beat(&meta, incarnation).await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        self.beating.push(AbortOnDropHandle::new(beating));
+    }
+
+    /// The table has runs that are worth merging.
+    async fn add_runs(&self) {
+        let state = self.meta.state_for_tests();
+        let table_id = state.relations[&self.table].first_table_id;
+        let numbered = |n: u64| RunMeta {
+            run_id: self.compute << 32 | n,
+            object: format!("data/{}/{n}.seg", self.compute),
+            ..run(table_id, n)
+        };
+        let add_runs = (1..=4).map(numbered).collect();
+        let edit = VersionEdit { add_runs, ..VersionEdit::default() };
+        let entry = EditVersion { job: self.table.0, generation: 0, edit, horizon: 0 };
+        self.meta.apply(Entry::EditVersion(entry)).await.unwrap();
+    }
+
+    fn given_to(&self, address: &str) -> usize {
+        self.given.lock().get(address).copied().unwrap_or(0)
+    }
+
+    async fn until(&self, what: impl Fn(&Test) -> bool) {
+        let reached = async {
+            while !what(self) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(600), reached).await.unwrap();
+    }
+
+    /// Who has written the table's only run; `None`: it has several.
+    fn merged_by(&self) -> Option<u64> {
+        let state = self.meta.state_for_tests();
+        let [run] = &state.jobs[&self.table].version.runs[..] else { return None };
+        Some(run.run_id >> 32)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compactor_that_falls_silent_loses_its_task_to_another() {
+    let mut test = Test::new().await;
+    let stalled = test.compactor(2, "stalls").await;
+    test.add_runs().await;
+    test.until(|t| t.given_to("stalls") == 1).await;
+    let other = test.compactor(3, "merges").await;
+    test.beats(other);
+    let since = Instant::now();
+    test.until(|t| t.merged_by() == Some(other)).await;
+    assert!(since.elapsed() < PROCESS_LEASE, "{:?}: before {stalled} is fenced", since.elapsed());
+    assert_eq!((test.given_to("merges"), test.given_to("compute")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_the_only_compactor_is_silent_the_process_of_the_job_compacts() {
+    let test = Test::new().await;
+    test.compactor(2, "stalls").await;
+    test.add_runs().await;
+    test.until(|t| t.given_to("stalls") == 1).await;
+    let since = Instant::now();
+    test.until(|t| t.merged_by() == Some(t.compute)).await;
+    assert!(since.elapsed() < PROCESS_LEASE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compactor_that_only_tells_of_itself_loses_its_task() {
+    let mut test = Test::new().await;
+    let stalled = test.compactor(2, "stalls").await;
+    test.beats(stalled);
+    test.add_runs().await;
+    test.until(|t| t.given_to("stalls") == 1).await;
+    let other = test.compactor(3, "merges").await;
+    test.beats(other);
+    let since = Instant::now();
+    test.until(|t| t.merged_by() == Some(other)).await;
+    assert!(since.elapsed() <= Duration::from_secs(65), "{:?}", since.elapsed());
+    assert!(test.meta.state_for_tests().processes.is_live(stalled));
+}
+
+/// The leader gives up for a process that lives what it has handed over too late.
+#[tokio::test(start_paused = true)]
+async fn a_result_that_comes_too_late_is_refused_and_collected() {
+    let mut test = Test::new().await;
+    let late = test.compactor(2, "late").await;
+    test.beats(late);
+    test.add_runs().await;
+    let is_gone = |t: &Test| {
+        let state = t.meta.state_for_tests();
+        let name = format!("data/{late}/1.seg");
+        state.objects.is_garbage(&name) || state.objects.is_deleted(&name)
+    };
+    test.until(is_gone).await;
+    let state = test.meta.state_for_tests();
+    assert_eq!(state.jobs[&test.table].version.runs.len(), 4, "it changes nothing");
+    assert!(state.processes.is_live(late));
+}
