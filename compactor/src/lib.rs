@@ -8,6 +8,8 @@
 // Tests may take what clippy.toml keeps from the engine.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
+mod handed_over;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,8 @@ use millrace_rpc::services::{CompactionTask, CompactorService, LivePart, PartKin
 use millrace_rpc::version::VersionEdit;
 use millrace_storage::{StateStore, StorageError, TableDesc, compaction, segment_copy};
 use tokio::sync::Semaphore;
+
+pub use handed_over::HandedOver;
 
 /// Compactions at the same time: enough to keep the store busy without starving queries of cores.
 const DEFAULT_PARALLELISM: usize = 2;

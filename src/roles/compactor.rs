@@ -4,16 +4,18 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use millrace_common::{RelationId, SqlError, TableId};
-use millrace_compactor::{Compactor, Tables};
+use millrace_common::{EnvHandle, RelationId, SqlError, TableId};
+use millrace_compactor::{Compactor, HandedOver, Tables};
 use millrace_executor::worker::describe_table;
 use millrace_meta::LogFollower;
+use millrace_meta::state::MetaState;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::Server;
 use millrace_rpc::services::{CompactionTask, CompactorService};
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, StoreOptions};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::beat::Beat;
 use super::link::Link;
@@ -32,6 +34,7 @@ pub struct CompactorProcess {
     serving: Serving,
     beat: Beat,
     runtimes: Option<Runtimes>,
+    _lost_results: AbortOnDropHandle<()>,
     _port: MetricsPort,
     _lock: File,
 }
@@ -60,8 +63,11 @@ impl CompactorProcess {
             ..store_options(&config.process, &overrides, object_store, link.incarnation)
         })
         .await?;
+        let handed_over = Arc::<HandedOver>::default();
         let compactor = Following {
             follower: Arc::clone(&follower),
+            handed_over: Arc::clone(&handed_over),
+            env: env.clone(),
             inner: BackgroundCompactor {
                 compactor: Arc::new(Compactor::elsewhere(Arc::clone(&store), tables(&follower))),
                 runtime: background,
@@ -78,6 +84,7 @@ impl CompactorProcess {
             requests: ground.requests.clone(),
             ..UsageSource::default()
         };
+        let lost_results = give_up_lost(handed_over, follower, Arc::clone(&given_up), env.clone());
         let beat = Beat::start(&link, given_up, told, usage, ending.clone());
         let metrics = Metrics::new("compactor", link.incarnation);
         let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
@@ -89,6 +96,7 @@ impl CompactorProcess {
             serving,
             beat,
             runtimes,
+            _lost_results: AbortOnDropHandle::new(tokio::spawn(lost_results)),
             _port: port.await?,
             _lock: ground.lock,
         })
@@ -123,9 +131,34 @@ fn tables(follower: &Arc<LogFollower>) -> Tables {
     })
 }
 
+/// Gives up results that have not come into the log.
+async fn give_up_lost(
+    handed_over: Arc<HandedOver>,
+    follower: Arc<LogFollower>,
+    given_up: Arc<GivenUp>,
+    env: EnvHandle,
+) {
+    let unknown = |names: Vec<String>| {
+        let follower = Arc::clone(&follower);
+        async move {
+            follower.catch_up().await?;
+            let is_known = |state: &MetaState, name: &str| {
+                state.objects.is_referenced(name)
+                    || state.objects.is_garbage(name)
+                    || state.objects.is_deleted(name)
+            };
+            let unknown = |name: &String| !follower.read(|state| is_known(state, name));
+            Ok(names.into_iter().filter(unknown).collect())
+        }
+    };
+    handed_over.give_up_lost(&env, &given_up, unknown).await;
+}
+
 /// Reads the log before each task: it describes the task's tables.
 struct Following {
     follower: Arc<LogFollower>,
+    handed_over: Arc<HandedOver>,
+    env: EnvHandle,
     inner: BackgroundCompactor,
 }
 
@@ -136,13 +169,18 @@ impl CompactorService for Following {
         task: CompactionTask,
     ) -> Result<millrace_rpc::version::VersionEdit, SqlError> {
         self.follower.catch_up().await?;
-        self.inner.compact(task).await
+        let edit = self.inner.compact(task).await?;
+        let objects = edit.add_runs.iter().map(|run| run.object.clone());
+        self.handed_over.add(objects.collect(), self.env.now());
+        Ok(edit)
     }
 
     async fn copy_parts(
         &self,
         parts: Vec<millrace_rpc::services::LivePart>,
     ) -> Result<millrace_rpc::log::MoveParts, SqlError> {
-        self.inner.copy_parts(parts).await
+        let moved = self.inner.copy_parts(parts).await?;
+        self.handed_over.add(vec![moved.object.clone()], self.env.now());
+        Ok(moved)
     }
 }
