@@ -227,6 +227,25 @@ pub(crate) fn delays(out: &mut Exposition, store: &StateStore) {
     let help = "How long commits were delayed because compaction was behind.";
     let waited = delays.waited.as_secs_f64();
     out.single("millrace_commit_delay_seconds_total", "counter", help, waited);
+    hot_fetches(out, store);
+}
+
+/// What was read into memory before compactions of other processes took effect.
+fn hot_fetches(out: &mut Exposition, store: &StateStore) {
+    let hot = store.hot_fetches();
+    let name = "millrace_hot_fetches_total";
+    let help = "Compactions by other processes whose new runs were read ahead, because the old ones had blocks in memory.";
+    out.family(name, "counter", help);
+    out.sample(name, &[("result", "complete")], hot.fetches.saturating_sub(hot.incomplete));
+    out.sample(name, &[("result", "incomplete")], hot.incomplete);
+    let help = "Blocks of new runs that were read into memory before they replaced others.";
+    out.single("millrace_hot_fetch_blocks_total", "counter", help, hot.blocks);
+    let help = "Encoded bytes of these blocks.";
+    out.single("millrace_hot_fetch_bytes_total", "counter", help, hot.bytes);
+    let help = "Requests to the object store for new runs before they replaced others.";
+    out.single("millrace_hot_fetch_requests_total", "counter", help, hot.requests);
+    let help = "How long these reads took: compactions took effect so much later.";
+    out.single("millrace_hot_fetch_seconds_total", "counter", help, hot.took.as_secs_f64());
 }
 
 /// Reads of the store: what waits, what is under way, and how the store answers.
