@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use crate::proto::{self, refusal::Reason};
 
 /// Version of the services and their messages. Processes of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 

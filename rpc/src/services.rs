@@ -101,9 +101,7 @@ pub trait ComputeService: Send + Sync {
 
     /// The job's runs are about to be replaced as this edit says. Returns when what the process needs of the new ones is in
     /// its memory, or after a bounded time: for speed only.
-    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
-        let _ = (job, generation, edit);
-    }
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit);
 
     /// The commit that the last `cut` returned is not in the log and never will be, for this reason. The job's
     /// generation ends with it.

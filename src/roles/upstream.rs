@@ -93,6 +93,10 @@ impl ComputeService for Following {
         self.worker.applied_since(known).await
     }
 
+    async fn prepare_edit(&self, job: JobId, generation: Generation, edit: VersionEdit) {
+        self.worker.prepare_edit(job, generation, edit).await;
+    }
+
     async fn abort_epoch(&self, job: JobId, generation: Generation, error: SqlError) {
         self.worker.abort_epoch(job, generation, error).await;
     }

@@ -505,6 +505,8 @@ impl ComputeService for Fake {
         std::future::pending().await
     }
 
+    async fn prepare_edit(&self, _: JobId, _: Generation, _: VersionEdit) {}
+
     async fn abort_epoch(&self, _: JobId, _: Generation, _: SqlError) {}
 
     async fn publish(

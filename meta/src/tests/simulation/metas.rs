@@ -317,6 +317,10 @@ impl ComputeService for Peer {
         std::future::pending().await
     }
 
+    async fn prepare_edit(&self, _: JobId, _: Generation, _: VersionEdit) {
+        // Nothing is cached here.
+    }
+
     async fn abort_epoch(&self, job: JobId, generation: Generation, _: SqlError) {
         self.stop_job(job, generation).await;
     }
