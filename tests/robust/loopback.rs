@@ -6,7 +6,7 @@ use millrace_sqllogictest::suite;
 use crate::memory::metric;
 use crate::started;
 
-/// Arrow batches that a server has encoded by the end of a workload with one of everything that carries rows, and what
+/// Arrow batches that a server has encoded by the end of a workload with every kind of statement that carries rows, and what
 /// is there then.
 async fn batches(loopback: &str) -> (u64, Vec<Vec<String>>) {
     let (server, _dir) = started(&["--loopback", loopback]);
@@ -37,7 +37,7 @@ async fn no_batch_is_encoded_within_a_process_unless_it_is_told_to() {
     let (direct, rows) = batches("direct").await;
     let (encoded, same) = batches("encode").await;
     assert_eq!(direct, 0, "rows go by reference");
-    assert!(encoded > 4, "{encoded} batches of five statements and a sink");
+    assert!(encoded >= 4, "{encoded} batches of four statements");
     assert_eq!(rows, same);
     assert_eq!(rows.len(), 10);
 }
