@@ -170,6 +170,10 @@ impl Version {
             }
             self.add_runs(Epoch(slice.epoch), slice.sequence, &mem);
         }
+        if breaks.len() > group {
+            // What is committed from now on comes after these runs, the slices before them.
+            self.seal_groups();
+        }
     }
 
     /// Notes that these seals are committed in disk runs of an edit.
