@@ -12,7 +12,8 @@ use tonic::{Code, Status};
 
 use crate::proto::{self, refusal::Reason};
 
-/// Version of the services and their messages. Processes of different versions refuse each other.
+/// Version of the services and their messages, those of the log included: a record is sent as a message, and who would
+/// drop a field of it does not get the record's checksum. Processes of different versions refuse each other.
 pub const PROTOCOL_VERSION: u32 = 5;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");

@@ -71,6 +71,10 @@ pub struct RunMeta {
     /// The vnodes that its entries may have, as a [`vnode_set`](crate::vnode_set).
     #[prost(bytes = "bytes", tag = "15")]
     pub vnodes: prost::bytes::Bytes,
+    /// Of a large run whose index is in partitions: the last `meta_length` bytes of the run, its top index, where they
+    /// are few. Who has them need not read what opens the run. Empty: it is read.
+    #[prost(bytes = "bytes", tag = "16")]
+    pub top: prost::bytes::Bytes,
 }
 
 /// A committed epoch's delta of one job, not yet in runs: a byte range of a tail segment, or, when

@@ -294,9 +294,16 @@ impl BlockCache {
         self.disk.get().is_some()
     }
 
-    /// What opens the run, its index or its top index, if it is in memory.
+    /// What opens the run, its index or its top index, if no read is needed for it.
     pub fn try_index(&self, run: &RunReader) -> Option<Arc<RunIndex>> {
-        self.try_index_part(&opening_key(run))
+        self.try_index_part(&opening_key(run)).or_else(|| self.take_described(run))
+    }
+
+    /// What opens the run, where its description has it.
+    fn take_described(&self, run: &RunReader) -> Option<Arc<RunIndex>> {
+        let index = Arc::new(run.described_index()?);
+        self.indexes.insert(opening_key(run), Arc::clone(&index));
+        Some(index)
     }
 
     /// A partition of the run's index, if it is in memory.
@@ -406,7 +413,8 @@ impl BlockCache {
     /// does not make them look used.
     pub(crate) fn blocks_in_memory(&self, run: &RunReader) -> Vec<(Arc<RunIndex>, Vec<u32>)> {
         let get = |key: BlockKey| self.indexes.get(&key).map(|entry| Arc::clone(entry.value()));
-        let Some(opened) = get(opening_key(run)) else { return Vec::new() };
+        let described = || run.described_index().map(Arc::new);
+        let Some(opened) = get(opening_key(run)).or_else(described) else { return Vec::new() };
         let parts: Vec<Arc<RunIndex>> = match opened.is_top() {
             false => vec![opened],
             true => {
@@ -446,15 +454,16 @@ impl BlockCache {
         Ok(())
     }
 
-    /// Forgets a run that a compaction has replaced, as far as its index is in memory.
+    /// Forgets a run that a compaction has replaced, as far as its index is known without a read.
     pub fn forget_run(&self, run: &RunReader) {
-        let Some(entry) = self.indexes.remove(&opening_key(run)) else { return };
-        let opened = entry.value();
+        let opened = self.indexes.remove(&opening_key(run)).map(|entry| Arc::clone(entry.value()));
+        let described = || run.described_index().map(Arc::new);
+        let Some(opened) = opened.or_else(described) else { return };
         if !opened.is_top() {
-            return self.forget_blocks(run, opened);
+            return self.forget_blocks(run, &opened);
         }
         for partition in opened.block_numbers() {
-            let key = partition_key(run, opened, partition);
+            let key = partition_key(run, &opened, partition);
             if let Some(entry) = self.indexes.remove(&key) {
                 self.forget_blocks(run, entry.value());
             }

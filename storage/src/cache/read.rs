@@ -38,6 +38,11 @@ pub(super) trait Unit: Send + Sync + 'static {
     /// Where it lies in the run's object.
     fn range(&self) -> Range<u64>;
 
+    /// Takes it from where no read is needed, if it is there.
+    fn at_hand(&self, _: &BlockCache) -> Option<Arc<Self::Value>> {
+        None
+    }
+
     /// Checks and decodes it. What it is made of must not keep other bytes alive.
     fn decode(&self, bytes: &Bytes) -> Result<Self::Value>;
 
@@ -141,6 +146,10 @@ impl Unit for Opening {
         self.0.meta_range()
     }
 
+    fn at_hand(&self, cache: &BlockCache) -> Option<Arc<RunIndex>> {
+        cache.take_described(&self.0)
+    }
+
     fn decode(&self, bytes: &Bytes) -> Result<RunIndex> {
         self.0.parse_index(&Bytes::copy_from_slice(bytes))
     }
@@ -198,7 +207,7 @@ impl BlockCache {
         let mut joined = 0;
         for unit in units {
             let key = unit.key();
-            if let Some(value) = look(&key) {
+            if let Some(value) = look(&key).or_else(|| unit.at_hand(self)) {
                 answers.push(Answer::Here(value));
                 continue;
             }

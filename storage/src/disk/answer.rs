@@ -74,6 +74,8 @@ pub(super) struct Answering {
     indexes: Vec<Option<Arc<RunIndex>>>,
     /// Indexes that were missing, by target.
     loading: Option<BoxFuture<'static, Result<Indexes>>>,
+    /// How many indexes were read for this lookup.
+    loaded: usize,
     plan: Plan,
     strings: Vec<Progress>,
     /// The newest entry of a string decides: see [`super::plan`].
@@ -121,6 +123,7 @@ impl Answering {
             targets,
             indexes,
             loading: None,
+            loaded: 0,
             plan,
             strings: found.into_iter().map(progress).collect(),
             newest_first,
@@ -256,6 +259,7 @@ impl Answering {
 
     /// Plans anew with indexes that have come. All strings that are in no part are in the queue.
     fn take_indexes(&mut self, indexes: Indexes) -> Result<()> {
+        self.loaded += indexes.len();
         for (target, index) in indexes {
             self.indexes[target] = Some(index);
         }
@@ -281,10 +285,12 @@ impl Answering {
         Ok(())
     }
 
-    /// Whether to ask the newest first at all.
+    /// Whether to ask the newest first at all. Who has waited for indexes shall not wait for several rounds of blocks too:
+    /// a block more costs less than each index that was read.
     fn choose(&mut self) {
         let found = |s: u32| self.strings[s as usize].found;
-        if self.newest_first && self.plan.is_nearly_all_newest(self.queue.iter().copied(), found) {
+        let asking = self.queue.iter().copied();
+        if self.newest_first && self.plan.is_nearly_all_newest(asking, found, self.loaded) {
             self.strings.iter_mut().for_each(|s| s.rounds = NARROW_ROUNDS);
         }
     }

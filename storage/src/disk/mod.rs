@@ -2,14 +2,14 @@
 //!
 //! A lookup asks key ranges first (in memory, from the version), then indexes and filters, then blocks.
 //! If all of these are in memory it is answered at once. Else it reads all indexes that are missing in one
-//! round (of large runs the top indexes, and the partitions that may answer in another), and blocks in as few as the
-//! storage of the table allows:
+//! round (of large runs the partitions that may answer; where their descriptions lack the top indexes, these in a round
+//! before), and blocks in as few as the storage of the table allows:
 //!
 //! - Where weights add up (`Multiset`), and for prefixes and ranges, every run counts: one round of blocks.
 //! - Of whole keys of other tables the newest entry decides. Each key asks the newest block that may hold it
 //!   (`plan`), and those whose epochs do not prove them older; a key whose block did not have it goes on to the
 //!   next. After two such rounds it asks all that is left: at most three rounds of blocks. Where asking all at
-//!   once reads few blocks more, it is one round here too.
+//!   once reads few blocks more, at most one for each index that was missing, it is one round here too.
 //!
 //! Answers come in parts: what memory answers at once, the rest as its blocks arrive (`answer`).
 

@@ -351,12 +351,13 @@ impl Plan {
         &self.candidates[self.range(string)]
     }
 
-    /// Whether asking all at once reads few blocks more than asking the newest of each string first. `found`: of
-    /// each string, already.
+    /// Whether asking all at once reads few blocks more than asking the newest of each string first: so many, or a few
+    /// of a hundred. `found`: of each string, already.
     pub fn is_nearly_all_newest(
         &self,
         strings: impl Iterator<Item = u32>,
         found: impl Fn(u32) -> Option<Recency>,
+        few: usize,
     ) -> bool {
         let (mut first, mut all) = (Vec::new(), Vec::new());
         for string in strings {
@@ -371,7 +372,8 @@ impl Plan {
             places.len()
         };
         let (first, all) = (distinct(&mut first), distinct(&mut all));
-        (all - first) * MORE_BLOCKS <= first
+        let more = all - first;
+        more <= few || more * MORE_BLOCKS <= first
     }
 }
 

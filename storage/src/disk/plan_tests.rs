@@ -78,10 +78,14 @@ fn all_are_asked_at_once_where_that_reads_few_blocks_more() {
         Plan::of(newest.chain((0..wrong).map(|s| place(s, 1, s, 4))).collect(), 8)
     };
     for (wrong, at_once) in [(0, true), (2, true), (3, false), (8, false)] {
-        assert_eq!(with(wrong).is_nearly_all_newest(0..8, |_| None), at_once, "{wrong}");
+        assert_eq!(with(wrong).is_nearly_all_newest(0..8, |_| None, 0), at_once, "{wrong}");
     }
     // What was found already makes the older run irrelevant.
-    assert!(with(8).is_nearly_all_newest(0..8, |_| Some(at(5, 0))));
+    assert!(with(8).is_nearly_all_newest(0..8, |_| Some(at(5, 0)), 0));
+    // Who has read seven indexes for it may ask seven blocks more.
+    for (wrong, at_once) in [(7, true), (8, false)] {
+        assert_eq!(with(wrong).is_nearly_all_newest(0..8, |_| None, 7), at_once, "{wrong}");
+    }
 }
 
 /// Sources of one key: what is in each (epochs), beyond which its bounds are widened.

@@ -14,13 +14,19 @@ use crate::error::{Result, StorageError};
 use crate::filter;
 use crate::run::index::PartitionStart;
 use crate::run::index_builder::{IndexBuilder, MetaPart};
-use crate::run::{FLAG_FILTER, FLAG_TOP, RunIndex, RunKind, VERSION, VERSION_TOP};
+use crate::run::{
+    FLAG_FILTER, FLAG_TOP, FOOTER_BYTES, INDEX_FIXED, RunIndex, RunKind, START_BYTES, VERSION,
+    VERSION_TOP,
+};
 
 /// Of the index and filter of a partition: enough that a request is not wasted on it, little enough that a read of one
 /// key takes little memory.
 const PARTITION_BYTES: usize = 64 << 10;
-/// Index and filter of up to so many partitions' bytes are one unit: it costs one request, and no top index.
+/// Index and filter of up to so many partitions' bytes are one unit where the description of the run has no room for a top
+/// index: they cost one request, and a top index would cost another.
 const WHOLE_PARTITIONS: usize = 4;
+/// Of a top index that the description of its run has, at most: descriptions are in the log, and in memory of all processes.
+const MAX_DESCRIBED_TOP: usize = 2 << 10;
 
 #[derive(Clone, Debug)]
 pub struct RunOptions {
@@ -31,7 +37,7 @@ pub struct RunOptions {
     /// Filter on prefixes of these lengths too.
     pub prefix_lengths: Vec<u16>,
     pub compress: bool,
-    /// Bytes that a partition of index and filter aims at; less than four times as much is not cut.
+    /// Bytes that a partition of index and filter aims at; no more than that is not cut.
     pub partition_bytes: usize,
 }
 
@@ -245,6 +251,12 @@ impl RunBuilder {
             min_epoch: min_epoch.0,
             max_epoch: max_epoch.0,
             tombstones: self.tombstones,
+            top: match &bytes[meta_at..] {
+                top if !partitions.is_empty() && top.len() <= MAX_DESCRIBED_TOP => {
+                    Bytes::copy_from_slice(top)
+                }
+                _ => Bytes::new(),
+            },
             ..RunMeta::default()
         };
         // A copy: the index outlives the blocks, and windows of the whole would keep them in memory.
@@ -276,7 +288,7 @@ impl RunBuilder {
         let blocks = self.index.len();
         let total: usize = (0..blocks).map(bytes).sum();
         let aim = self.options.partition_bytes.max(1);
-        if total <= aim * WHOLE_PARTITIONS {
+        if total <= aim {
             return Vec::new();
         }
         let even = total.div_ceil(total.div_ceil(aim));
@@ -288,7 +300,18 @@ impl RunBuilder {
                 (start, sum) = (block + 1, 0);
             }
         }
-        partitions
+        let is_described = self.top_bytes(&partitions) <= MAX_DESCRIBED_TOP;
+        if total <= aim * WHOLE_PARTITIONS && !is_described { Vec::new() } else { partitions }
+    }
+
+    /// What the top index of these partitions takes, about.
+    fn top_bytes(&self, partitions: &[Range<usize>]) -> usize {
+        let keys = |blocks: &Range<usize>| {
+            self.index.first_key(blocks.start).len() + self.index.last_key(blocks.end - 1).len()
+        };
+        let each = INDEX_FIXED + 2 * 4 + START_BYTES;
+        let entries: usize = partitions.iter().map(|blocks| each + keys(blocks)).sum();
+        entries + FOOTER_BYTES + 4 + self.options.prefix_lengths.len() * 2
     }
 
     /// Writes filter, index and footer of some of the blocks.

@@ -3,7 +3,8 @@
 //! ```text
 //! block*  meta part                          the meta part is read at once and opens the run
 //! block*  meta part*  top                    of a large run: one meta part for some of its blocks each (a
-//!                                            partition), which the top index finds; the top opens the run
+//!                                            partition), which the top index finds; the top opens the run,
+//!                                            and the run's description has a copy of one that is small
 //! meta part, top:  filter  index  footer(40)
 //!
 //! index:  per block, column by column: length u32 · rows u32 · crc u32 · min epoch u64 · max epoch u64,

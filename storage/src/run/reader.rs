@@ -75,6 +75,14 @@ impl RunReader {
         self.meta.offset + range.start..self.meta.offset + range.end
     }
 
+    /// The top index, where the run's description has it. What cannot be opened from there is read from the store.
+    pub(crate) fn described_index(&self) -> Option<RunIndex> {
+        if self.meta.top.is_empty() {
+            return None;
+        }
+        self.parse_index(&self.meta.top).ok().filter(RunIndex::is_top)
+    }
+
     /// Opens the run from its meta part.
     pub fn parse_index(&self, bytes: &Bytes) -> Result<RunIndex> {
         let at = self.meta_range().start;

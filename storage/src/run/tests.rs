@@ -277,10 +277,8 @@ fn absent_prefixes_of_a_known_length_cost_no_block() {
     // Two rows for each even group.
     let key = |i: u32| [&(i / 2 * 2).to_be_bytes()[..], &[i as u8 % 2]].concat();
     let rows: Vec<Row> = (0..2_000).map(|i| (key(i), 5, 1, Some(i64::from(i)))).collect();
-    let (run, _) = build(
-        &[entries(&rows, Some(5), true)],
-        small_blocks(2_000).with_prefix_lengths(vec![4, 5]),
-    );
+    let options = RunOptions { partition_bytes: 1 << 20, ..small_blocks(2_000) };
+    let (run, _) = build(&[entries(&rows, Some(5), true)], options.with_prefix_lengths(vec![4, 5]));
     assert_eq!(run.index.prefix_lengths(), [4, 5]);
     let groups = |odd: u32| {
         BinaryArray::from_iter_values((0..1_000u32).map(|i| (i * 2 + odd).to_be_bytes()))
