@@ -29,6 +29,12 @@ use rand::{Rng, SeedableRng};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
+mod record;
+
+pub use record::RequestRecord;
+
+use record::Asked;
+
 const STORE: &str = "simulated store";
 /// z-value of the 99th percentile of a normal distribution.
 const Z99: f64 = 2.326_347_9;
@@ -180,6 +186,8 @@ struct State {
     requests_free: Option<Instant>,
     /// When the next request is within the rate of [`Faults::slow_down_above`].
     within_rate: Option<Instant>,
+    /// Requests that have ended, if they are recorded.
+    record: Option<Vec<RequestRecord>>,
 }
 
 /// Which reads hang.
@@ -210,6 +218,7 @@ impl SimStore {
             bandwidth_free: None,
             requests_free: None,
             within_rate: None,
+            record: None,
         };
         SimStore {
             inner,
@@ -260,6 +269,16 @@ impl SimStore {
         state.depth = 0;
     }
 
+    /// From now on each request is recorded when it ends, until they are taken.
+    pub fn record_requests(&self) {
+        self.state.lock().record = Some(Vec::new());
+    }
+
+    /// The requests that have ended since they are recorded, in the order in which they ended.
+    pub fn take_requests(&self) -> Vec<RequestRecord> {
+        self.state.lock().record.take().unwrap_or_default()
+    }
+
     /// The dependent rounds that `work` takes, with its result. Nothing else should use the store.
     pub async fn count_rounds<T>(&self, work: impl Future<Output = T>) -> (T, u64) {
         self.state.lock().depth = 0;
@@ -268,14 +287,15 @@ impl SimStore {
     }
 
     /// Counts a request and waits as long as it would take. Returns its fate and chain position.
-    async fn begin(&self, kind: RequestKind, bytes: u64) -> Begun {
-        let (mut fate, until, depth) = {
+    async fn begin(&self, kind: RequestKind, bytes: u64, of: Asked<'_>) -> Begun {
+        let (mut fate, until, depth, record) = {
             let mut state = self.state.lock();
             let profile = state.profile;
+            let record = state.record.is_some().then(|| of.record(kind, state.depth + 1));
             state.count(kind, bytes, &profile);
             let fate = state.fate(kind);
             let until = state.schedule(kind, bytes, &profile);
-            (fate, until, state.depth + 1)
+            (fate, until, state.depth + 1, record)
         };
         if let Some(until) = until {
             sleep_until(until).await;
@@ -284,7 +304,7 @@ impl SimStore {
             self.answered.notified().await;
             fate = Fate::Fine;
         }
-        Begun { fate, depth, state: Arc::clone(&self.state) }
+        Begun { fate, depth, record, state: Arc::clone(&self.state) }
     }
 
     /// Waits while the switch hangs reads of `location`.
@@ -325,7 +345,7 @@ impl SimStore {
     ) -> BoxStream<'static, Result<ObjectMeta>> {
         let store = self.clone();
         let answer = async move {
-            let begun = store.begin(RequestKind::List, 0).await;
+            let begun = store.begin(RequestKind::List, 0, Asked::default()).await;
             if let Some(error) = begun.fate.refusal() {
                 return stream::iter([Err(error)]).boxed();
             }
@@ -351,6 +371,7 @@ impl SimStore {
 struct Begun {
     fate: Fate,
     depth: u64,
+    record: Option<RequestRecord>,
     state: Arc<Mutex<State>>,
 }
 
@@ -358,6 +379,9 @@ impl Drop for Begun {
     fn drop(&mut self) {
         let mut state = self.state.lock();
         state.depth = state.depth.max(self.depth);
+        if let (Some(all), Some(own)) = (&mut state.record, self.record.take()) {
+            all.push(RequestRecord { ended: Instant::now(), ..own });
+        }
     }
 }
 
@@ -506,7 +530,9 @@ impl ObjectStore for SimStore {
         payload: PutPayload,
         opts: PutOptions,
     ) -> Result<PutResult> {
-        let begun = self.begin(RequestKind::Put, payload.content_length() as u64).await;
+        let begun = self
+            .begin(RequestKind::Put, payload.content_length() as u64, Asked::of(location))
+            .await;
         if let Some(error) = begun.fate.refusal() {
             return Err(error);
         }
@@ -533,12 +559,13 @@ impl ObjectStore for SimStore {
         location: &Path,
         opts: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        let _begun = self.begin(RequestKind::Put, 0).await;
+        let _begun = self.begin(RequestKind::Put, 0, Asked::of(location)).await;
         self.inner.put_multipart_opts(location, opts).await
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        let begun = self.begin(RequestKind::Get, 0).await;
+        let asked = Asked { location: Some(location), range: options.range.as_ref() };
+        let begun = self.begin(RequestKind::Get, 0, asked).await;
         self.while_hung(location).await;
         if let Some(error) = begun.fate.refusal() {
             return Err(error);
@@ -578,7 +605,7 @@ impl ObjectStore for SimStore {
                 let store = store.clone();
                 async move {
                     let location = location?;
-                    let begun = store.begin(RequestKind::Delete, 0).await;
+                    let begun = store.begin(RequestKind::Delete, 0, Asked::of(&location)).await;
                     if let Some(error) = begun.fate.refusal() {
                         return Err(error);
                     }
@@ -608,12 +635,12 @@ impl ObjectStore for SimStore {
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
-        let _begun = self.begin(RequestKind::List, 0).await;
+        let _begun = self.begin(RequestKind::List, 0, Asked::default()).await;
         self.inner.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
-        let _begun = self.begin(RequestKind::Put, 0).await;
+        let _begun = self.begin(RequestKind::Put, 0, Asked::of(to)).await;
         self.inner.copy_opts(from, to, options).await
     }
 }

@@ -19,6 +19,7 @@ mod cluster;
 mod host;
 mod report;
 mod run;
+mod trace;
 
 use millrace_storage::sim::Profile;
 
@@ -47,6 +48,9 @@ pub struct Args {
     /// How often the owner is killed; the medians are told
     #[arg(long, default_value_t = 5)]
     runs: u32,
+    /// Print the requests of each recovery
+    #[arg(long)]
+    trace: bool,
     /// 0.02 and 0.08 GB, two runs each
     #[arg(long, conflicts_with_all = ["sizes", "runs"])]
     quick: bool,
@@ -99,7 +103,7 @@ fn checked(args: &Args) -> Result<Profile, String> {
 /// Builds the state of one size, and loses its owner some times.
 async fn measure(args: &Args, size: f64, profile: Profile) -> Result<[Line; 2], String> {
     let mut cluster = Cluster::start(args.dir.as_deref(), (size * GB) as u64).await?;
-    let measured = drive(&mut cluster, args.runs, profile).await;
+    let measured = drive(&mut cluster, args, profile).await;
     let state = cluster.state_bytes();
     let stopped = cluster.stop().await;
     let (recoveries, download) = measured?;
@@ -116,14 +120,14 @@ async fn measure(args: &Args, size: f64, profile: Profile) -> Result<[Line; 2], 
 
 async fn drive(
     cluster: &mut Cluster,
-    runs: u32,
+    args: &Args,
     profile: Profile,
 ) -> Result<(Vec<Recovery>, Download), String> {
     cluster.fill().await?;
     cluster.limit(profile);
     let mut recoveries = Vec::new();
-    for _ in 0..runs {
-        recoveries.push(cluster.lose_owner().await?);
+    for _ in 0..args.runs {
+        recoveries.push(cluster.lose_owner(args.trace).await?);
     }
     let download = cluster.download().await?;
     cluster.check_content().await?;

@@ -44,7 +44,7 @@ pub struct Line {
     pub lost_ms: Option<f64>,
 }
 
-fn ms(time: Duration) -> f64 {
+pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1_000.0
 }
 

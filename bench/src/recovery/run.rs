@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::host::Host;
+use super::trace;
 use crate::nexmark::execute;
 use crate::sums::only_row;
 
@@ -63,13 +64,17 @@ fn tail_bytes(version: &JobVersion) -> u64 {
 
 impl Cluster {
     /// Kills the view's owner, inserts a row, and waits until another process has given it out; that one is the owner
-    /// then.
-    pub async fn lose_owner(&mut self) -> Result<Recovery, String> {
+    /// then. `traced`: its requests are printed.
+    pub async fn lose_owner(&mut self, traced: bool) -> Result<Recovery, String> {
         let standby = self.start_standby().await?;
         self.settle().await?;
         let key = u64::from(self.started) * STRIDE % self.keys;
         let metadata = self.metadata_bytes();
         let blocks = blocks_read(&standby)?;
+        if traced {
+            standby.sim.record_requests();
+        }
+        let versions = [self.version(self.view), self.version(self.table)];
         let owner = self.owner.take().ok_or("nobody has the view")?;
         owner.kill().await?;
         let killed = Instant::now();
@@ -81,6 +86,11 @@ impl Cluster {
         }
         let Moments { decided, row, visible, before, until_row } =
             self.follow(&standby, epoch).await?;
+        if traced {
+            let jobs = [("the view", &*versions[0]), ("the table", &*versions[1])];
+            let requests = standby.sim.take_requests();
+            trace::print(&requests, (decided, row), before.rounds, &jobs);
+        }
         let read = only_row(&self.client, &format!("SELECT n FROM totals WHERE k = {key}")).await?;
         if read != [Some("2".to_owned())] {
             return Err(format!("the row of {key} has {read:?}, not 2"));
