@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use millrace_common::task::spawn_on;
+use millrace_rpc::request::carried;
 use pgwire::messages::Message;
 use pgwire::messages::cancel::CancelRequest;
 use pgwire::messages::startup::SecretKey;
@@ -145,7 +146,7 @@ impl Shared {
         let action = if ends { Action::Terminate } else { Action::CancelStatement };
         let shared = Arc::clone(self);
         let passed_on = async move { shared.pass_on(pid, action, targets).await };
-        spawn_on(self.engine.runtime(), "pass on a request", passed_on);
+        spawn_on(self.engine.runtime(), "pass on a request", carried(passed_on));
         true
     }
 

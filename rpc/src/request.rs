@@ -5,6 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tracing::Instrument;
+
 tokio::task_local! {
     static CURRENT: RequestId;
 }
@@ -42,9 +44,21 @@ impl RequestId {
         &self.0
     }
 
-    /// Runs a future for this request. Tasks that it spawns are not part of it.
+    /// Runs a future for this request. Tasks that it spawns are part of it only if their work is [`carried`].
     pub async fn scope<F: Future>(self, work: F) -> F::Output {
         CURRENT.scope(self, work).await
+    }
+}
+
+/// Work for a task of its own that is still part of the request that the running task works for, in its logs and in the
+/// calls that it makes.
+pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    let (request, work) = (RequestId::current(), work.in_current_span());
+    async move {
+        match request {
+            Some(request) => request.scope(work).await,
+            None => work.await,
+        }
     }
 }
 
@@ -66,6 +80,18 @@ mod tests {
         let seen = id.clone().scope(async { RequestId::current() }).await;
         assert_eq!(seen, Some(id.clone()));
         assert_ne!(RequestId::next(7), id);
+    }
+
+    #[tokio::test]
+    async fn a_task_has_the_request_that_its_work_is_carried_from() {
+        let id = RequestId::next(7);
+        let spawned = async {
+            let own = tokio::spawn(async { RequestId::current() }).await.unwrap();
+            let carried = tokio::spawn(carried(async { RequestId::current() })).await.unwrap();
+            (own, carried)
+        };
+        assert_eq!(id.clone().scope(spawned).await, (None, Some(id)));
+        assert_eq!(tokio::spawn(carried(async { RequestId::current() })).await.unwrap(), None);
     }
 
     #[test]

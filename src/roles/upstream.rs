@@ -15,14 +15,14 @@ use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
 use millrace_rpc::remote::RemoteMeta;
-use millrace_rpc::request::RequestId;
+use millrace_rpc::request::carried;
 use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, SourceParts, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEdit};
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tracing::{Instrument, warn};
+use tracing::warn;
 
 use super::elsewhere::FollowedInputs;
 
@@ -132,11 +132,7 @@ async fn to_its_end<T: Send + 'static>(
     name: &'static str,
     work: impl Future<Output = Result<T, SqlError>> + Send + 'static,
 ) -> Result<T, SqlError> {
-    let work = work.in_current_span();
-    let ended = match RequestId::current() {
-        Some(request) => spawn(name, request.scope(work)).await,
-        None => spawn(name, work).await,
-    };
+    let ended = spawn(name, carried(work)).await;
     ended.unwrap_or_else(|error| Err(SqlError::internal(format!("{name}: {error}"))))
 }
 
@@ -162,7 +158,7 @@ impl Upstream {
         F: Future<Output = Result<(), CallError>> + Send,
     {
         let meta = Arc::clone(&self.meta);
-        spawn("tell meta", async move {
+        let told = async move {
             for _ in 0..ATTEMPTS {
                 match send(Arc::clone(&meta)).await {
                     Ok(()) => return,
@@ -174,7 +170,8 @@ impl Upstream {
                 }
             }
             warn!("{what} has not been answered");
-        });
+        };
+        spawn("tell meta", carried(told));
     }
 }
 

@@ -15,6 +15,7 @@ use millrace_common::task::spawn;
 use millrace_common::{EnvHandle, RelationId, SqlError, SqlState};
 use millrace_connector::{ConnectorError, Source, create_source};
 use millrace_rpc::catalog::Relation;
+use millrace_rpc::request::carried;
 use millrace_rpc::source_poll::{Known, PollSource, Polled};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
@@ -68,7 +69,7 @@ impl PolledSources {
             timeout(LIMIT, source.poll(&known)).await
         };
         let ask = opened.closed.clone().run_until_cancelled_owned(ask);
-        let answer = match spawn("poll a source", ask).await {
+        let answer = match spawn("poll a source", carried(ask)).await {
             Ok(Some(Ok(answer))) => answer,
             Ok(Some(Err(_))) => {
                 Err(ConnectorError::io(format!("source {id}"), "it does not answer"))

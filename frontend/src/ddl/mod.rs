@@ -22,6 +22,7 @@ use millrace_executor::options::{ExecOptions, JOB_OPTIONS};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
+use millrace_rpc::request::carried;
 use sqlparser::ast::ObjectName;
 use tokio_util::sync::CancellationToken;
 
@@ -276,12 +277,12 @@ impl Drop for Undo {
             (self.cluster.take(), tokio::runtime::Handle::try_current())
         {
             let name = std::mem::take(&mut self.name);
-            let task = handle.spawn(async move {
+            let undo = async move {
                 if let Err(e) = cluster.drop_relations(vec![id]).await {
                     tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
                 }
-            });
-            self.step.undo(task);
+            };
+            self.step.undo(handle.spawn(carried(undo)));
         }
     }
 }

@@ -23,6 +23,7 @@ use millrace_functions::error::sql_error_from_datafusion;
 use millrace_planner::optimizer::{
     batch_options, config_options, optimize_for_batch, optimize_like_view,
 };
+use millrace_rpc::request::carried;
 use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
@@ -254,7 +255,7 @@ impl QueryEngine {
                 fallback.drive(&sender, &running).await;
             }
         };
-        let task = self.handle.spawn(execution::task(Arc::clone(&execution), work));
+        let task = self.handle.spawn(carried(execution::task(Arc::clone(&execution), work)));
         let _held = Arc::clone(held);
         let stream = Running { receiver, task, execution, ended: false, _held };
         Box::pin(futures::stream::unfold(stream, |mut s| async move {

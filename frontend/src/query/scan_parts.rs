@@ -11,6 +11,7 @@ use datafusion::common::runtime::SpawnedTask;
 use futures::stream::BoxStream;
 use futures::{Stream, StreamExt, stream};
 use millrace_common::{SqlError, VNODE_COUNT, Vnode};
+use millrace_rpc::request::carried;
 use tokio::sync::mpsc;
 
 use crate::cluster::BatchStream;
@@ -45,13 +46,13 @@ pub fn in_order(mut parts: Vec<BatchStream>, ahead: usize) -> BatchStream {
 fn read_ahead(mut part: BatchStream) -> BoxStream<'static, Result<RecordBatch, SqlError>> {
     let (sender, receiver) = mpsc::channel(PART_BATCHES);
     // As DataFusion starts its own: it belongs to the statement.
-    let task = SpawnedTask::spawn(async move {
+    let task = SpawnedTask::spawn(carried(async move {
         while let Some(batch) = part.next().await {
             if sender.send(batch).await.is_err() {
                 return;
             }
         }
-    });
+    }));
     received(receiver, task).boxed()
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use millrace_common::{Epoch, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
+use millrace_rpc::request::carried;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
@@ -213,11 +214,11 @@ impl Cuts {
             return;
         }
         let (meta, asking) = (Arc::clone(&self.meta), Arc::clone(&self.asking));
-        tokio::spawn(async move {
+        tokio::spawn(carried(async move {
             for job in jobs {
                 let _ = meta.request_cut(job).await;
             }
             asking.store(false, Ordering::Release);
-        });
+        }));
     }
 }

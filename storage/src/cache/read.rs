@@ -14,6 +14,7 @@ use futures::future::try_join_all;
 use futures::stream::{FuturesUnordered, StreamExt};
 use millrace_common::task;
 use object_store::path::Path;
+use tracing::Instrument;
 
 use super::attempts::RangeRead;
 use super::flights::{Flights, Joined, Promise, Wait};
@@ -247,7 +248,9 @@ impl BlockCache {
         }
     }
 
+    /// What is logged of the work is logged with the request that has caused it.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let work = work.in_current_span();
         match &self.options.runtime {
             Some(runtime) => drop(task::spawn_on(runtime, "read blocks", work)),
             None => drop(task::spawn("read blocks", work)),
