@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use millrace_common::access::AccessClass;
+use millrace_common::task::spawn_on;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
 use millrace_connector::sink::create_target;
 use millrace_graph::codec::decode_graph;
 use millrace_graph::{JobGraph, Operator, StateTable};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
+use millrace_rpc::request::carried;
 use millrace_rpc::services::StartJob;
 use millrace_rpc::version::{JobVersion, retention_counter};
 use millrace_storage::{JobStore, TableDesc};
@@ -248,6 +250,25 @@ fn tells_intermediate(graph: &JobGraph) -> bool {
     !graph.output.append_only && nodes.any(|n| n.op.has_intermediate_rows())
 }
 
+/// Has what is committed of inputs that run elsewhere read while the job's own state is opened: a job that is behind will
+/// ask for it at once. What fails here fails again, or does not, when the job asks.
+fn read_inputs(shared: &Arc<Shared>, start: &StartJob) {
+    let Some(elsewhere) = &shared.elsewhere else { return };
+    let of_jobs = start.inputs.iter().filter(|input| input.kind() != RelationKind::Source);
+    for input in of_jobs.map(|input| RelationId(input.id)) {
+        if !elsewhere.is_placed_elsewhere(input) {
+            continue;
+        }
+        let elsewhere = Arc::clone(elsewhere);
+        let read = async move {
+            if let Err(error) = elsewhere.follow(input).await {
+                tracing::debug!(%input, %error, "an input could not be read ahead");
+            }
+        };
+        spawn_on(&shared.runtime, "read an input ahead", carried(read));
+    }
+}
+
 /// Starts a derived job with its graph decoded.
 pub async fn start_graph(
     shared: &Arc<Shared>,
@@ -256,6 +277,9 @@ pub async fn start_graph(
 ) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
     let id = RelationId(start.relation.id);
+    if meta.is_behind(id) {
+        read_inputs(shared, &start);
+    }
     let store = open(shared, &start, tables(&start.relation, &start.version, graph)).await?;
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let progress = Arc::new(Progress::new(shared.store.env().clone()));

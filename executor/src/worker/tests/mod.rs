@@ -9,6 +9,7 @@ mod lookups;
 mod pipeline;
 mod places;
 mod reads;
+mod recovery;
 mod requests;
 mod sources;
 mod staged;
