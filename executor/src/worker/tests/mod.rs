@@ -352,7 +352,9 @@ impl Cluster {
         let shared = &self.worker.shared;
         shared.remove(id, |_| true).await;
         let _opening = shared.begin_opening(id, start.record).await;
+        let commits = start.version.commits;
         let job = start::start_graph(shared, start, &graph).await.map_err(SqlError::from)?;
+        job.cuts.begin_after(commits);
         shared.add(job);
         Ok(())
     }
