@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{StreamExt, TryStreamExt};
 use millrace::roles::ComputeProcess;
-use millrace_rpc::version::{JobVersion, SliceRef};
+use millrace_rpc::version::{JobVersion, RunMeta, SliceRef};
 use millrace_storage::sim::{SimStats, SimStore};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
@@ -54,6 +54,12 @@ pub struct Download {
     pub rounds: u64,
     pub gets: u64,
     pub bytes: u64,
+}
+
+/// Of each run the index with its filter, or of a large one a partition of them.
+fn index_bytes(version: &JobVersion) -> u64 {
+    let of_run = |run: &RunMeta| if run.top.is_empty() { run.meta_length } else { PARTITION_BYTES };
+    version.runs.iter().map(of_run).sum()
 }
 
 /// Bytes of slices that have objects of their own.
@@ -108,11 +114,11 @@ impl Cluster {
         })
     }
 
-    /// What opening the view has to read: what is in the tail, and what opens its runs.
+    /// What opening the view has to read: what is in the tails, and what of the runs' indexes one key needs.
     fn metadata_bytes(&self) -> u64 {
         let (view, table) = (self.version(self.view), self.version(self.table));
-        let opens = view.runs.iter().map(|run| run.meta_length).sum::<u64>();
-        opens + tail_bytes(&view) + tail_bytes(&table) + LOG_BYTES
+        let indexes = index_bytes(&view) + index_bytes(&table);
+        indexes + tail_bytes(&view) + tail_bytes(&table) + LOG_BYTES
     }
 
     /// Until the view's commit of this epoch is in the log.
