@@ -14,6 +14,7 @@ mod freshness;
 mod isolation;
 mod jobs;
 mod life;
+mod memory;
 mod micro;
 mod nexmark;
 mod one_row;
@@ -49,6 +50,8 @@ enum Command {
     Window(window::Args),
     /// Tiny views over tables that change at the full rate of commits: what a long life leaves behind
     Life(life::Args),
+    /// Whole tables that change under many views: the most memory that is resident, of the limit
+    Memory(memory::Args),
     /// Rows whose state is in no cache, over a simulated store: an aggregate and a join, in both modes of state access
     Cold(cold::Args),
     /// Keyed statements a second of many sessions on one table whose keys are in no cache, over a simulated store
@@ -99,6 +102,7 @@ fn main() -> ExitCode {
         Command::Freshness(args) => runtime.block_on(freshness::run(&args)),
         Command::Isolation(args) => runtime.block_on(isolation::run(&args)),
         Command::Life(args) => runtime.block_on(life::run(&args)),
+        Command::Memory(args) => runtime.block_on(memory::run(&args)),
         Command::OneRow(args) => runtime.block_on(one_row::run(&args)),
         Command::Prefetch(args) => runtime.block_on(prefetch::run(&args)),
         Command::Statements(args) => runtime.block_on(statements::run(&args)),
