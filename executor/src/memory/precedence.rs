@@ -48,6 +48,8 @@ struct Entry {
     tasks: usize,
     /// That these tasks have taken in.
     rows: usize,
+    /// Others went past it because it did nothing, and it has not asked since.
+    is_passed: bool,
 }
 
 /// A task's part in its job's place, until its epoch ends and this is dropped.
@@ -68,6 +70,11 @@ impl MemoryGovernor {
         let number = self.precedence.queue.lock().enter(job);
         Place { governor: Arc::clone(self), number, rows: 0, goes_on: false, seen: None }
     }
+
+    /// Whether a large epoch of the job waits because those of others go on.
+    pub fn waits_for_others(&self, job: JobId) -> bool {
+        self.is_tight() && self.precedence.queue.lock().waits(job, self.limit / PART)
+    }
 }
 
 impl Place {
@@ -76,14 +83,13 @@ impl Place {
     pub async fn turn(&mut self, rows: usize, clock: &EnvHandle) {
         let governor = Arc::clone(&self.governor);
         let precedence = &governor.precedence;
-        precedence.queue.lock().note_rows(self.number, rows.saturating_sub(self.rows));
+        precedence.queue.lock().ask(self.number, rows.saturating_sub(self.rows));
         self.rows = self.rows.max(rows);
         self.goes_on = false;
         while governor.is_tight() {
             // Before the look, so that no end is missed.
             let ended = precedence.ended.notified();
             if precedence.queue.lock().may_go_on(self.number, governor.limit() / PART) {
-                self.goes_on = true;
                 break;
             }
             let steps = precedence.steps.load(Ordering::Relaxed);
@@ -99,7 +105,7 @@ impl Place {
             }
             let _ = tokio::time::timeout(LOOK, ended).await;
         }
-        self.seen = None;
+        (self.goes_on, self.seen) = (true, None);
     }
 
     /// The task has done something.
@@ -125,7 +131,10 @@ impl Queue {
             return entry.number;
         }
         self.next += 1;
-        self.order.push_back(Entry { number: self.next, job, tasks: 1, rows: 0 });
+        let entry = Entry { number: self.next, job, tasks: 1, rows: 0, is_passed: false };
+        // Before those at the end that do nothing.
+        let at = self.order.iter().rposition(|entry| !entry.is_passed).map_or(0, |last| last + 1);
+        self.order.insert(at, entry);
         self.next
     }
 
@@ -133,9 +142,11 @@ impl Queue {
         self.order.iter().position(|entry| entry.number == number)
     }
 
-    fn note_rows(&mut self, number: u64, more: usize) {
+    /// A task asks whether it may go on, and has taken in so many rows more.
+    fn ask(&mut self, number: u64, more: usize) {
         if let Some(at) = self.position(number) {
             self.order[at].rows += more;
+            self.order[at].is_passed = false;
         }
     }
 
@@ -146,9 +157,15 @@ impl Queue {
         at == 0 || rows.saturating_mul(ROW_NEED) <= most
     }
 
+    fn waits(&self, job: JobId, most: usize) -> bool {
+        let entry = self.order.iter().find(|entry| entry.job == job);
+        entry.is_some_and(|entry| !entry.is_passed && !self.may_go_on(entry.number, most))
+    }
+
     /// Those before the job go behind all others.
     fn advance(&mut self, number: u64) {
         if let Some(at) = self.position(number) {
+            self.order.range_mut(..at).for_each(|entry| entry.is_passed = true);
             self.order.rotate_left(at);
         }
     }
@@ -198,10 +215,12 @@ mod tests {
         let mut other = governor.place(B);
         assert!(goes_on(&mut first, MOST_ROWS) && goes_on(&mut second, MOST_ROWS));
         assert!(!goes_on(&mut other, MOST_ROWS));
+        assert_eq!([A, B].map(|job| governor.waits_for_others(job)), [false, true]);
         drop(first);
         assert!(!goes_on(&mut other, MOST_ROWS));
         drop(second);
         assert!(goes_on(&mut other, MOST_ROWS));
+        assert!(!governor.waits_for_others(B));
     }
 
     #[tokio::test(start_paused = true)]
@@ -229,7 +248,7 @@ mod tests {
             held.set(0);
         };
         tokio::join!(waiting, freed);
-        assert!(!second.goes_on, "it goes on beside the other");
+        assert!(!governor.is_tight() && first.goes_on, "it goes on beside the other");
     }
 
     /// One that works is waited for as long as that takes, one that does nothing only for a moment; after that it is the
@@ -257,8 +276,13 @@ mod tests {
         }
         drop(second);
         assert!(goes_on(&mut third, MOST_ROWS), "the first is behind it");
-        assert!(!goes_on(&mut first, MOST_ROWS));
+        let mut fourth = governor.place(RelationId(4));
         drop(third);
-        assert!(goes_on(&mut first, MOST_ROWS));
+        assert!(goes_on(&mut fourth, MOST_ROWS), "and behind those that come later");
+        // It does something again.
+        assert!(!goes_on(&mut first, MOST_ROWS));
+        let mut fifth = governor.place(RelationId(5));
+        drop(fourth);
+        assert!(!goes_on(&mut fifth, MOST_ROWS) && goes_on(&mut first, MOST_ROWS));
     }
 }

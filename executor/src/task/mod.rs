@@ -356,12 +356,15 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
+        // Rows wait for a turn, what may be the end of the epoch does not.
+        let mut has_rows = false;
         for (i, slot) in self.nodes.iter_mut().enumerate() {
             if slot.ancestors.iter().any(|&a| full[a]) {
                 continue;
             }
             if matches!(slot.kind, Kind::Leaf(_)) {
                 if slot.barrier.is_none() && !slot.after.iter().any(|&leaf| open[leaf]) {
+                    has_rows |= !slot.queue.is_empty();
                     inputs.push(slot.next(i).boxed());
                 }
             } else if let Kind::Operator(op) = &mut slot.kind
@@ -378,7 +381,7 @@ impl Task {
             if tight && pending.is_empty() {
                 if self.epoch_rows <= LARGE_EPOCH {
                     self.governor.wait_for_room().await;
-                } else {
+                } else if has_rows {
                     let take = || self.governor.place(self.store.job());
                     let place = self.place.get_or_insert_with(take);
                     tokio::select! {
@@ -419,12 +422,17 @@ impl Task {
         Ok(())
     }
 
-    /// A chunk of a leaf; a large one goes in parts.
+    /// A chunk of a leaf; a large one goes in parts, and one for which there is no room later.
     fn input(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
         let rows = chunk.num_rows();
         self.epoch_rows = self.epoch_rows.saturating_add(rows);
+        let must_wait = self.epoch_rows > LARGE_EPOCH && self.governor.is_tight();
         if rows <= self.chunk_rows + self.chunk_rows / 2 {
-            return self.emit(node, chunk);
+            if !must_wait {
+                return self.emit(node, chunk);
+            }
+            self.nodes[node].queue.push_back(chunk);
+            return Ok(());
         }
         let part = rows.div_ceil(rows.div_ceil(self.chunk_rows));
         for at in (0..rows).step_by(part) {

@@ -23,7 +23,7 @@ pub fn worker_report(worker: &Worker, store: &StateStore, id: JobId) -> JobRepor
         relation: id.0,
         scanned: stats.scanned,
         to_scan: stats.to_scan,
-        reason: reason.or_else(|| delayed(store, id)),
+        reason: reason.or_else(|| delayed(store, id)).or_else(|| short_of_memory(worker, id)),
         operators: stats.operators,
         fragment_tasks: stats.fragment_tasks,
         tables: tables.into_iter().map(table_row).collect(),
@@ -55,6 +55,14 @@ fn delayed(store: &StateStore, id: JobId) -> Option<String> {
     Some(format!(
         "its commits are delayed because compaction is behind: {runs} runs of state table \"{name}\" may hold one key"
     ))
+}
+
+/// What a job shows while other jobs go first because memory is tight.
+fn short_of_memory(worker: &Worker, id: JobId) -> Option<String> {
+    worker
+        .governor()
+        .waits_for_others(id)
+        .then(|| "its epoch is large and waits for memory: those of other jobs go first".to_owned())
 }
 
 fn told_put(put: &PutWait) -> Option<String> {
