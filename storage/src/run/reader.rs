@@ -80,7 +80,9 @@ impl RunReader {
         if self.meta.top.is_empty() {
             return None;
         }
-        self.parse_index(&self.meta.top).ok().filter(RunIndex::is_top)
+        // A copy: the description may be a part of a large message.
+        let top = Bytes::copy_from_slice(&self.meta.top);
+        self.parse_index(&top).ok().filter(RunIndex::is_top)
     }
 
     /// Opens the run from its meta part.
