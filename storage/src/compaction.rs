@@ -337,9 +337,18 @@ pub async fn compact(
     let place = Place { level: target_level, sequence };
     let mut sink = RunWriter::new(Arc::clone(&shared), Admit::Disk).keeping_hot(hot);
     let desc = desc.clone();
-    let written = on_blocking_thread(async move {
+    // Who is waited for no longer does not go on: the turn ends with the wait.
+    let (_awaited, abandoned) = tokio::sync::oneshot::channel::<()>();
+    let merge = async move {
         sink.write(&desc, &codec, place, merger).await?;
         sink.finish().await
+    };
+    let written = on_blocking_thread(async move {
+        tokio::select! {
+            biased;
+            _ = abandoned => Err(StorageError::internal("nobody waits for the compaction")),
+            written = merge => written,
+        }
     })
     .await?;
     // Who is given the edit answers for its objects.
