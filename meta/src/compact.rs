@@ -30,6 +30,8 @@ use crate::shared::{Services, Shared};
 
 /// Compactions at a time, for each process that compacts.
 const PARALLEL: usize = 2;
+/// Between looks at how many there may be.
+const LOOK: Duration = Duration::from_secs(1);
 /// Pause before runs whose compaction failed are looked at again.
 const RETRY: Duration = Duration::from_secs(10);
 /// How long a result waits at most for the process that runs the job to read what it needs of the new runs.
@@ -48,8 +50,9 @@ struct Slots(Arc<watch::Sender<usize>>);
 impl Slots {
     /// Waits until there are fewer than `most`. For one caller.
     async fn take(&self, most: impl Fn() -> usize) -> Slot {
-        // The sender is in `self`: there is no error.
-        let _ = self.0.subscribe().wait_for(|taken| *taken < most()).await;
+        let mut taken = self.0.subscribe();
+        // There may be more processes by now. The sender is in `self`: there is no error.
+        while tokio::time::timeout(LOOK, taken.wait_for(|taken| *taken < most())).await.is_err() {}
         self.0.send_modify(|taken| *taken += 1);
         Slot(self.clone())
     }

@@ -1,7 +1,7 @@
 //! Who compacts: the compactor process with the least to do, and where there is none the compute process that runs the
 //! job.
 //!
-//! A task is leased. The process keeps it while it tells that it is there, and for a time that depends on what is to be
+//! A task is leased. The process keeps it while it tells that it is there, and for a time that depends on what it has to
 //! read; then the task is taken back and given to another. The call to the first ends with its lease, so what it still
 //! makes of the task is never brought into the log: the process gives the objects up when it finds that nothing names
 //! them.
@@ -28,11 +28,14 @@ type Service = Arc<dyn CompactorService>;
 const SILENT: Duration = Duration::from_secs(3);
 /// Between looks at whether a process still tells of itself.
 const LOOK: Duration = Duration::from_millis(500);
-/// A lease lasts so long, and a second for each of so many bytes that are to be read.
+/// Looks, one after the other, that find a process silent before a task is taken back from it: when this process has
+/// stood still itself, the first comes before what it was told meanwhile.
+const LOOKS: u32 = 2;
+/// A lease lasts so long, and a second for each of so many bytes that the process has been given and not read.
 const LEASE: Duration = Duration::from_secs(60);
 const BYTES_A_SECOND: u64 = 1 << 20;
-/// It lasts twice as long after each of a job's that was not enough, up to so often: where the store is slow, a task is
-/// done in the end.
+/// It lasts twice as long after each of a table's that was not enough, up to so often: where the store is slow, a task
+/// is done in the end.
 const DOUBLINGS: u32 = 6;
 
 /// How long a process has told nothing; `None`: it is not known.
@@ -52,8 +55,8 @@ struct Known {
     /// What compute processes offer.
     computes: Vec<(u64, Service)>,
     load: BTreeMap<u64, Load>,
-    /// Leases that were not long enough, of jobs of which none has been since.
-    overdue: BTreeMap<JobId, u32>,
+    /// Leases that were not long enough, where none has been since.
+    overdue: BTreeMap<Subject, u32>,
     next: usize,
 }
 
@@ -66,12 +69,22 @@ pub struct Compactors {
     silence: Silence,
 }
 
+/// A job's state table whose runs are merged; `None`: parts of several are copied.
+type Subject = Option<(JobId, u32)>;
+
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    /// `None`: of several jobs.
-    job: Option<JobId>,
+    subject: Subject,
     bytes: u64,
+}
+
+/// Who has had a task and not done it.
+#[derive(Debug, Default)]
+struct Tried {
+    processes: BTreeSet<u64>,
+    /// One was there and not done in time.
+    is_overdue: bool,
 }
 
 /// A process that has been given something. Its load falls when this is dropped.
@@ -153,29 +166,32 @@ impl Compactors {
         (self.silence)(process).is_none_or(|lasts| lasts <= SILENT)
     }
 
-    /// Chooses a process that has not been tried. Compactors that tell nothing do not count.
-    fn lease(&self, work: Work, tried: &BTreeSet<u64>) -> Result<Lease<'_>, SqlError> {
-        let placed = work.job.map(|job| self.computes.placed(job));
+    /// Chooses a process that has not been tried. Compactors that tell nothing do not count, and where no other can be
+    /// reached, a compute process stands in.
+    fn lease(&self, work: Work, tried: &Tried) -> Result<Lease<'_>, SqlError> {
+        let placed = work.subject.map(|(job, _)| self.computes.placed(job));
         let known = &mut *self.known.lock();
         known.next = known.next.wrapping_add(1);
-        let is_there = |(id, _): &&(u64, Service)| self.is_there(*id);
-        let mut of: Vec<&(u64, Service)> = known.compactors.iter().filter(is_there).collect();
-        if of.is_empty() {
-            let may = |(id, _): &&(u64, Service)| placed.is_none_or(|process| process == *id);
-            of = known.computes.iter().filter(may).collect();
+        let may = |(id, _): &&(u64, Service)| !tried.processes.contains(id) && self.is_there(*id);
+        let mut of: Vec<&(u64, Service)> = known.compactors.iter().filter(may).collect();
+        if of.is_empty() && !tried.is_overdue {
+            let is_placed = |(id, _): &&(u64, Service)| placed.is_none_or(|process| process == *id);
+            let is_new = |(id, _): &&(u64, Service)| !tried.processes.contains(id);
+            of = known.computes.iter().filter(is_placed).filter(is_new).collect();
         }
         let from = known.next % of.len().max(1);
         let (left, right) = of.split_at(from);
         let load = |id: &u64| known.load.get(id).copied().unwrap_or_default();
-        let in_turn = right.iter().chain(left).filter(|(id, _)| !tried.contains(id));
+        let in_turn = right.iter().chain(left);
         // Of several with the same load, the first.
         let (process, service) =
             in_turn.min_by_key(|(id, _)| load(id)).map(|p| (*p).clone()).ok_or_else(nobody)?;
         let load = known.load.entry(process).or_default();
         load.tasks += 1;
         load.bytes += work.bytes;
-        let doublings = work.job.and_then(|job| known.overdue.get(&job)).copied().unwrap_or(0);
-        let lasts = LEASE + Duration::from_secs(work.bytes / BYTES_A_SECOND);
+        let doublings = known.overdue.get(&work.subject).copied().unwrap_or(0);
+        // It may do what it was given before first.
+        let lasts = LEASE + Duration::from_secs(load.bytes / BYTES_A_SECOND);
         let lasts = lasts * 2u32.pow(doublings.min(DOUBLINGS));
         Ok(Lease { all: self, process, service, bytes: work.bytes, lasts })
     }
@@ -186,8 +202,10 @@ impl Compactors {
             let known = self.known.lock();
             known.compactors.iter().chain(&known.computes).any(|(id, _)| *id == process)
         };
-        while is_known() && self.is_there(process) {
+        let mut silent = 0;
+        while is_known() && silent < LOOKS {
             tokio::time::sleep(LOOK).await;
+            silent = if self.is_there(process) { 0 } else { silent + 1 };
         }
     }
 
@@ -213,7 +231,7 @@ impl Compactors {
         assigned: impl Fn(u64),
         call: impl Fn(Service) -> F,
     ) -> Result<T, SqlError> {
-        let mut tried = BTreeSet::new();
+        let mut tried = Tried::default();
         let mut last = None;
         loop {
             let lease = match self.lease(work, &tried) {
@@ -223,26 +241,20 @@ impl Compactors {
             assigned(lease.process);
             let ended = match self.hold(&lease, call(Arc::clone(&lease.service))).await {
                 Ok(result) => {
-                    self.note_overdue(work.job, false);
+                    self.known.lock().overdue.remove(&work.subject);
                     return Ok(result);
                 }
                 Err(ended) if !ended.is_of_process() => return Err(ended.into()),
                 Err(ended) => ended,
             };
-            warn!(job = ?work.job, process = lease.process, %ended, "a compaction is taken back");
-            self.note_overdue(work.job, matches!(ended, Ended::Overdue(..)));
-            tried.insert(lease.process);
+            let (job, process) = (work.subject.map(|(job, _)| job), lease.process);
+            warn!(?job, process, %ended, "a compaction is taken back");
+            if matches!(ended, Ended::Overdue(..)) {
+                *self.known.lock().overdue.entry(work.subject).or_default() += 1;
+                tried.is_overdue = true;
+            }
+            tried.processes.insert(process);
             last = Some(ended.into());
-        }
-    }
-
-    fn note_overdue(&self, job: Option<JobId>, is_overdue: bool) {
-        let Some(job) = job else { return };
-        let overdue = &mut self.known.lock().overdue;
-        if is_overdue {
-            *overdue.entry(job).or_default() += 1;
-        } else {
-            overdue.remove(&job);
         }
     }
 }
@@ -255,7 +267,8 @@ fn nobody() -> SqlError {
 impl CompactorService for Compactors {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
         let bytes = task.inputs.iter().map(|run| run.length).sum();
-        let work = Work { job: Some(task.job), bytes };
+        let table = task.inputs.first().map_or(0, |run| run.table_id);
+        let work = Work { subject: Some((task.job, table)), bytes };
         let assigned = |process| self.board.assign(task.task_id, process);
         let compact = |service: Service| {
             let task = task.clone();
@@ -265,7 +278,7 @@ impl CompactorService for Compactors {
     }
 
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        let work = Work { job: None, bytes: parts.iter().map(|part| part.length).sum() };
+        let work = Work { subject: None, bytes: parts.iter().map(|part| part.length).sum() };
         let copy = |service: Service| {
             let parts = parts.clone();
             async move { service.copy_parts(parts).await }
@@ -274,7 +287,8 @@ impl CompactorService for Compactors {
     }
 
     fn processes(&self) -> usize {
-        self.known.lock().compactors.len().max(1)
+        let known = self.known.lock();
+        known.compactors.iter().filter(|(id, _)| self.is_there(*id)).count().max(1)
     }
 }
 

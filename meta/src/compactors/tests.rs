@@ -196,8 +196,35 @@ async fn a_task_of_a_process_that_falls_silent_is_given_to_another() {
     let edit = begun.await.unwrap().unwrap();
     assert_eq!(edit.remove_runs, [2], "what the other made of it");
     let took = since.elapsed();
-    assert!(took > SILENT && took <= SILENT + LOOK * 2, "{took:?}");
+    assert!(took > SILENT && took <= SILENT + LOOK * (LOOKS + 1), "{took:?}");
     assert_eq!(test.given(), [(1, 0), (2, 0)], "the call to the first has ended");
+}
+
+/// A leader that has stood still finds everybody silent, until it has taken what it was told meanwhile.
+#[tokio::test(start_paused = true)]
+async fn who_was_only_not_heard_keeps_its_task() {
+    let mut test = Test::new();
+    test.compactor(1, Does::Merges);
+    let begun = test.begin(5, 1).await;
+    test.silent.lock().insert(1, Instant::now() - SILENT * 2);
+    tokio::time::sleep(LOOK + LOOK / 2).await;
+    test.silent.lock().clear();
+    tokio::time::sleep(SILENT * 2).await;
+    assert_eq!(test.given(), [(1, 1)]);
+    test.end_one(1);
+    assert_eq!(begun.await.unwrap().unwrap().remove_runs, [1]);
+}
+
+/// A process may do first what it was given before.
+#[tokio::test(start_paused = true)]
+async fn a_lease_counts_what_the_process_has_besides() {
+    let mut test = Test::new();
+    test.compactor(1, Does::NeverAnswers);
+    let large = test.begin(1, 100 * BYTES_A_SECOND).await;
+    let began = Instant::now();
+    assert!(test.begin(2, 1).await.await.unwrap().is_err());
+    assert!(began.elapsed() >= LEASE + Duration::from_secs(100), "{:?}", began.elapsed());
+    assert!(large.await.unwrap().is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,6 +259,11 @@ async fn another_does_what_a_process_that_is_cut_off_cannot() {
         test.compactor(id, Does::IsCutOff);
     }
     assert!(is_unreachable(&test.begin(1, 1).await.await.unwrap().unwrap_err()), "both were asked");
+    // The process that the job is placed on stands in: the log here places it on none, which is 0.
+    let compute = test.process(0, Does::Merges);
+    test.all.add_compute(0, compute);
+    test.end_one(0);
+    assert_eq!(test.begin(2, 1).await.await.unwrap().unwrap().remove_runs, [0]);
     test.compactor(3, Does::Merges);
     test.end_one(3);
     assert_eq!(test.begin(2, 1).await.await.unwrap().unwrap().remove_runs, [3]);
