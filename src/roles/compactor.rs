@@ -4,15 +4,15 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use millrace_common::{EnvHandle, RelationId, SqlError, TableId};
+use millrace_common::{RelationId, SqlError, TableId};
 use millrace_compactor::{Compactor, HandedOver, Tables};
 use millrace_executor::worker::describe_table;
 use millrace_meta::LogFollower;
-use millrace_meta::state::MetaState;
 use millrace_rpc::control::Heartbeat;
-use millrace_rpc::log::ProcessRole;
+use millrace_rpc::log::{MoveParts, ProcessRole};
 use millrace_rpc::remote::Server;
-use millrace_rpc::services::{CompactionTask, CompactorService};
+use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
+use millrace_rpc::version::VersionEdit;
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, StoreOptions};
 use tokio_util::task::AbortOnDropHandle;
@@ -21,6 +21,7 @@ use super::beat::Beat;
 use super::link::Link;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
+use super::results::{Recorded, give_up_lost};
 use super::{Ending, Ground, Serving};
 use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
 use crate::standalone::{Overrides, StartError, store_options};
@@ -66,11 +67,16 @@ impl CompactorProcess {
         let handed_over = Arc::<HandedOver>::default();
         let compactor = Following {
             follower: Arc::clone(&follower),
-            handed_over: Arc::clone(&handed_over),
-            env: env.clone(),
-            inner: BackgroundCompactor {
-                compactor: Arc::new(Compactor::elsewhere(Arc::clone(&store), tables(&follower))),
-                runtime: background,
+            inner: Recorded {
+                inner: BackgroundCompactor {
+                    compactor: Arc::new(Compactor::elsewhere(
+                        Arc::clone(&store),
+                        tables(&follower),
+                    )),
+                    runtime: background,
+                },
+                handed_over: Arc::clone(&handed_over),
+                env: env.clone(),
             },
         };
         let server = Server::new(Arc::clone(&link.admission));
@@ -96,7 +102,7 @@ impl CompactorProcess {
             serving,
             beat,
             runtimes,
-            _lost_results: AbortOnDropHandle::new(tokio::spawn(lost_results)),
+            _lost_results: lost_results,
             _port: port.await?,
             _lock: ground.lock,
         })
@@ -131,56 +137,20 @@ fn tables(follower: &Arc<LogFollower>) -> Tables {
     })
 }
 
-/// Gives up results that have not come into the log.
-async fn give_up_lost(
-    handed_over: Arc<HandedOver>,
-    follower: Arc<LogFollower>,
-    given_up: Arc<GivenUp>,
-    env: EnvHandle,
-) {
-    let unknown = |names: Vec<String>| {
-        let follower = Arc::clone(&follower);
-        async move {
-            follower.catch_up().await?;
-            let is_known = |state: &MetaState, name: &str| {
-                state.objects.is_referenced(name)
-                    || state.objects.is_garbage(name)
-                    || state.objects.is_deleted(name)
-            };
-            let unknown = |name: &String| !follower.read(|state| is_known(state, name));
-            Ok(names.into_iter().filter(unknown).collect())
-        }
-    };
-    handed_over.give_up_lost(&env, &given_up, unknown).await;
-}
-
 /// Reads the log before each task: it describes the task's tables.
 struct Following {
     follower: Arc<LogFollower>,
-    handed_over: Arc<HandedOver>,
-    env: EnvHandle,
-    inner: BackgroundCompactor,
+    inner: Recorded,
 }
 
 #[async_trait::async_trait]
 impl CompactorService for Following {
-    async fn compact(
-        &self,
-        task: CompactionTask,
-    ) -> Result<millrace_rpc::version::VersionEdit, SqlError> {
+    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
         self.follower.catch_up().await?;
-        let edit = self.inner.compact(task).await?;
-        let objects = edit.add_runs.iter().map(|run| run.object.clone());
-        self.handed_over.add(objects.collect(), self.env.now());
-        Ok(edit)
+        self.inner.compact(task).await
     }
 
-    async fn copy_parts(
-        &self,
-        parts: Vec<millrace_rpc::services::LivePart>,
-    ) -> Result<millrace_rpc::log::MoveParts, SqlError> {
-        let moved = self.inner.copy_parts(parts).await?;
-        self.handed_over.add(vec![moved.object.clone()], self.env.now());
-        Ok(moved)
+    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
+        self.inner.copy_parts(parts).await
     }
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use millrace_common::collections;
-use millrace_compactor::Compactor;
+use millrace_compactor::{Compactor, HandedOver};
 use millrace_executor::Worker;
 use millrace_executor::input::relations::Elsewhere;
 use millrace_executor::worker::WorkerOptions;
@@ -17,6 +17,7 @@ use millrace_rpc::remote::Server;
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, StoreOptions, VersionFollower};
+use tokio_util::task::AbortOnDropHandle;
 
 use super::beat::{Beat, Told};
 use super::elsewhere::FollowedInputs;
@@ -24,6 +25,7 @@ use super::link::Link;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::reports::worker_reports;
+use super::results::{Recorded, give_up_lost};
 use super::upstream::{Following, Upstream};
 use super::{Ending, Ground, Serving};
 use crate::http;
@@ -41,6 +43,7 @@ pub struct ComputeProcess {
     serving: Serving,
     beat: Beat,
     runtimes: Option<Runtimes>,
+    _lost_results: AbortOnDropHandle<()>,
     _port: MetricsPort,
     _lock: File,
 }
@@ -83,7 +86,14 @@ impl ComputeProcess {
         let upstream = Upstream { follower: Arc::clone(&follower), meta: Arc::clone(&link.meta) };
         worker.set_meta(Arc::new(upstream) as Arc<dyn MetaService>);
         let compactor = Compactor::new(Arc::clone(&store));
-        let compactor = BackgroundCompactor { compactor: Arc::new(compactor), runtime: background };
+        let handed_over = Arc::<HandedOver>::default();
+        let compactor = Recorded {
+            inner: BackgroundCompactor { compactor: Arc::new(compactor), runtime: background },
+            handed_over: Arc::clone(&handed_over),
+            env: env.clone(),
+        };
+        let lost_results =
+            give_up_lost(handed_over, Arc::clone(&follower), Arc::clone(&given_up), env.clone());
         let following = Following {
             follower: Arc::clone(&follower),
             worker: Arc::clone(&worker),
@@ -124,6 +134,7 @@ impl ComputeProcess {
             serving,
             beat,
             runtimes,
+            _lost_results: lost_results,
             _port: port,
             _lock: ground.lock,
         })

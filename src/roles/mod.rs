@@ -18,6 +18,7 @@ mod metrics;
 mod options;
 mod peers;
 pub(crate) mod reports;
+mod results;
 mod standby;
 mod table_classes;
 pub(crate) mod tls;
