@@ -22,6 +22,7 @@ use tokio_postgres::Client;
 
 use crate::nexmark::{connect, execute, temporary};
 use crate::usage::Mark;
+use crate::warm::{self, Cold};
 
 /// How much larger the state is than the caches, at least.
 const STATE_TO_CACHE: u64 = 8;
@@ -49,6 +50,12 @@ pub struct Args {
     /// A twentieth of the keys and an eighth of the rows
     #[arg(long)]
     quick: bool,
+    /// Instead of that, what so many views whose state is in memory notice of the aggregate
+    #[arg(long, default_value_t = 0)]
+    warm: usize,
+    /// Seconds that warm views are measured alone, and beside the aggregate
+    #[arg(long, default_value_t = 20)]
+    seconds: u64,
 }
 
 /// One view in one mode. Names are those of the JSON line.
@@ -109,6 +116,11 @@ pub async fn run(args: &Args) -> Result<(), String> {
     }
     let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
     let state = load(&memory, keys).await?;
+    if args.warm > 0 {
+        let bytes = state.first().copied().unwrap_or_default();
+        let sim = SimStore::new(Arc::clone(&memory), profile, 1);
+        return beside_warm(args, &sim, bytes, keys).await;
+    }
     println!(
         "{:8} {:5} {:10} {:>8} {:>8} {:>8} {:>8} {:>7} {:>9} {:>7} {:>8} {:>8} {:>9}",
         "view",
@@ -141,6 +153,25 @@ pub async fn run(args: &Args) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The aggregate with cold keys beside views whose state is in memory.
+async fn beside_warm(args: &Args, sim: &SimStore, state: u64, keys: u64) -> Result<(), String> {
+    let temporary = temporary(None)?;
+    let cache = (state / STATE_TO_CACHE) as usize;
+    let exec = ExecOptions { cache_bytes: cache / 2, ..ExecOptions::default() };
+    let (server, client) = start(temporary.path(), sim, Some(exec)).await?;
+    let subject = &SUBJECTS[0];
+    execute(&client, subject.read).await?;
+    settle(sim).await?;
+    server.store.cache().set_memory_bytes(cache / 2).map_err(|e| e.to_string())?;
+    let cold = Cold { keys, insert: subject.insert };
+    let length = Duration::from_secs(args.seconds);
+    let port = server.address.port();
+    let outcome = warm::measure(port, &args.profile, args.warm, length, &cold).await;
+    drop(client);
+    server.shutdown().await;
+    outcome
 }
 
 fn print(cost: &Cost) -> Result<(), String> {

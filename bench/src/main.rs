@@ -24,6 +24,7 @@ mod report;
 mod statements;
 mod sums;
 mod usage;
+mod warm;
 mod window;
 
 use std::process::ExitCode;
