@@ -81,7 +81,8 @@ pub async fn run(args: &Args) -> Result<(), String> {
     let insert_s = change(args, port, &views, insert).await?;
     let update = |t: &str| format!("UPDATE {t} SET v = v + 1, s = s || 'y'");
     let update_s = change(args, port, &views, update).await?;
-    let limit_mb = memory_limit as f64 / 1e6;
+    // In the kernel's megabytes, as what is resident.
+    let limit_mb = memory_limit as f64 / f64::from(1 << 20);
     let memory = Memory {
         views: views.len(),
         rows: args.tables * args.rows,

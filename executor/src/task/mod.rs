@@ -356,15 +356,12 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
-        // Rows wait for a turn, what may be the end of the epoch does not.
-        let mut has_rows = false;
         for (i, slot) in self.nodes.iter_mut().enumerate() {
             if slot.ancestors.iter().any(|&a| full[a]) {
                 continue;
             }
             if matches!(slot.kind, Kind::Leaf(_)) {
                 if slot.barrier.is_none() && !slot.after.iter().any(|&leaf| open[leaf]) {
-                    has_rows |= !slot.queue.is_empty();
                     inputs.push(slot.next(i).boxed());
                 }
             } else if let Kind::Operator(op) = &mut slot.kind
@@ -381,7 +378,7 @@ impl Task {
             if tight && pending.is_empty() {
                 if self.epoch_rows <= LARGE_EPOCH {
                     self.governor.wait_for_room().await;
-                } else if has_rows {
+                } else {
                     let take = || self.governor.place(self.store.job());
                     let place = self.place.get_or_insert_with(take);
                     tokio::select! {
@@ -422,17 +419,12 @@ impl Task {
         Ok(())
     }
 
-    /// A chunk of a leaf; a large one goes in parts, and one for which there is no room later.
+    /// A chunk of a leaf; a large one goes in parts.
     fn input(&mut self, node: usize, chunk: DeltaChunk) -> Result<(), ExecError> {
         let rows = chunk.num_rows();
         self.epoch_rows = self.epoch_rows.saturating_add(rows);
-        let must_wait = self.epoch_rows > LARGE_EPOCH && self.governor.is_tight();
         if rows <= self.chunk_rows + self.chunk_rows / 2 {
-            if !must_wait {
-                return self.emit(node, chunk);
-            }
-            self.nodes[node].queue.push_back(chunk);
-            return Ok(());
+            return self.emit(node, chunk);
         }
         let part = rows.div_ceil(rows.div_ceil(self.chunk_rows));
         for at in (0..rows).step_by(part) {
