@@ -46,24 +46,27 @@ impl HubChunk {
         &self.vnodes
     }
 
-    /// The rows in `range` with only `columns`. `None`: there are none.
+    pub fn num_rows(&self) -> usize {
+        self.vnodes.len()
+    }
+
+    /// Of the rows at `rows` those in `range`, with only `columns`. `None`: there are none.
     pub fn select(
         &self,
         range: &Range<Vnode>,
         columns: &[usize],
+        rows: Range<usize>,
     ) -> Result<Option<DeltaChunk>, ExecError> {
-        if self.bounds.1 < range.start || self.bounds.0 >= range.end {
+        if rows.is_empty() || self.bounds.1 < range.start || self.bounds.0 >= range.end {
             return Ok(None);
         }
-        let projected = DeltaChunk {
-            batch: self.chunk.batch.project(columns)?,
-            weights: self.chunk.weights.clone(),
-        };
+        let chunk = self.chunk.slice(rows.start, rows.len());
+        let projected = DeltaChunk { batch: chunk.batch.project(columns)?, weights: chunk.weights };
         if range.contains(&self.bounds.0) && range.contains(&self.bounds.1) {
             return Ok(Some(projected));
         }
-        let mask =
-            BooleanBuffer::collect_bool(self.vnodes.len(), |i| range.contains(&self.vnodes[i]));
+        let vnodes = &self.vnodes[rows];
+        let mask = BooleanBuffer::collect_bool(vnodes.len(), |i| range.contains(&vnodes[i]));
         let own = projected.filter(&BooleanArray::new(mask, None))?;
         Ok((!own.is_empty()).then_some(own))
     }
@@ -437,9 +440,9 @@ mod tests {
     #[test]
     fn a_reader_gets_the_rows_of_its_vnodes() {
         let c = chunk(10, |i| i as Vnode);
-        assert_eq!(c.select(&(0..256), &[0]).unwrap().unwrap().num_rows(), 10);
-        assert_eq!(c.select(&(3..5), &[0]).unwrap().unwrap().num_rows(), 2);
-        assert!(c.select(&(10..20), &[0]).unwrap().is_none());
-        assert_eq!(c.select(&(0..256), &[]).unwrap().unwrap().num_rows(), 10);
+        assert_eq!(c.select(&(0..256), &[0], 0..10).unwrap().unwrap().num_rows(), 10);
+        assert_eq!(c.select(&(3..5), &[0], 0..10).unwrap().unwrap().num_rows(), 2);
+        assert!(c.select(&(10..20), &[0], 0..10).unwrap().is_none());
+        assert_eq!(c.select(&(0..256), &[], 0..10).unwrap().unwrap().num_rows(), 10);
     }
 }

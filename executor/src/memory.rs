@@ -166,6 +166,11 @@ impl MemoryGovernor {
         self.pinned() > self.heap_limit() / 4 * 3
     }
 
+    /// Whether more is in use than may be, what can be shed aside.
+    fn is_over(&self) -> bool {
+        self.pinned() > self.heap_limit()
+    }
+
     /// Whether so many bytes that one operator holds until its barrier are a large part of too much that all
     /// hold.
     pub fn is_too_much_held(&self, bytes: usize) -> bool {
@@ -222,7 +227,7 @@ impl MemoryGovernor {
         self.resident.store(0, Ordering::Relaxed);
         let beyond = resident.saturating_sub(live);
         let most = self.limit / 10 * 9;
-        let heap = (self.limit / 20 * 25).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
+        let heap = (self.limit / 20 * 24).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
         self.heap.store(heap, Ordering::Relaxed);
     }
 
@@ -292,7 +297,7 @@ impl MemoryGovernor {
     /// Waits while more is in use than may be, as long as that at most.
     pub async fn wait_within_limit(&self, patience: Duration) {
         let within = async {
-            while self.pinned() > self.heap_limit() {
+            while self.is_over() {
                 // Not all that is in use is reported, so its release is not told either.
                 let _ = tokio::time::timeout(TIGHT_PAUSE, self.released.notified()).await;
             }
@@ -368,9 +373,9 @@ mod tests {
         let governor = MemoryGovernor::new(100 << 20);
         governor.observe(60 << 20, Some(50 << 20));
         assert_eq!(governor.cache_room() >> 20, 90);
-        // Of 125 MB in all, 75 are not heap.
+        // Of 120 MB in all, 75 are not heap.
         governor.observe(95 << 20, Some(20 << 20));
-        assert_eq!(governor.cache_room() >> 20, 50);
+        assert_eq!(governor.cache_room() >> 20, 45);
         // However much that is, the heap keeps a part.
         governor.observe(300 << 20, Some(20 << 20));
         assert_eq!(governor.cache_room() >> 20, 40);

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt};
 use millrace_common::fault_injection::is_planted;
-use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, Vnode};
+use millrace_common::{DeltaChunk, Epoch, RelationId, TableId, VNODE_COUNT, Vnode};
 use millrace_graph::lookahead::Place;
 use millrace_rpc::services::MetaService;
 use millrace_rpc::version::{BackfillPosition, BackfillState};
@@ -29,11 +29,14 @@ use crate::input::position::{Span, spans};
 use crate::input::relations::{Content, Relations};
 use crate::lookahead::stream_ahead::{HeldStream, StreamAhead, unhurried};
 use crate::lookahead::uncommitted::Following;
+use crate::memory::MemoryGovernor;
 use crate::stats::Progress;
 use crate::watermark::{Watermark, WatermarkSet};
 
 /// Rows of changes in memory that are made known before they are handed out.
 const RING_ROWS: usize = 8_192;
+/// Rows that a task takes at once from changes in memory while memory is tight.
+const TIGHT_ROWS: usize = 1_024;
 /// Epochs that a job lacks when it is behind: one is mostly there, and has been made known when it entered.
 const BEHIND: usize = 2;
 
@@ -58,10 +61,19 @@ pub struct Subscription {
     /// See [`Barrier::stage`].
     pub stage: u32,
     pub chunk_rows: usize,
+    pub governor: Arc<MemoryGovernor>,
     /// Of the job.
     pub progress: Arc<Progress>,
     /// Reads the store before rows are asked for; `None`: nothing is to be announced.
     pub ahead: Option<StreamAhead>,
+}
+
+impl Subscription {
+    /// So many rows of the relation are taken from memory at once: each task has a copy of those that are its own.
+    fn rows_at_once(&self) -> usize {
+        let own = if self.governor.is_tight() { TIGHT_ROWS } else { self.chunk_rows.max(1) };
+        own * VNODE_COUNT / self.vnodes.len().max(1)
+    }
 }
 
 pub struct SubscribeReader {
@@ -98,8 +110,8 @@ enum State {
 /// Changes in memory.
 struct RingChanges {
     deltas: VecDeque<Arc<EpochDelta>>,
-    /// The next chunk of the first.
-    next: usize,
+    /// The next chunk of the first, and its next row.
+    next: (usize, usize),
     /// What is handed out next, all but the first announced.
     chunks: VecDeque<DeltaChunk>,
     rows: usize,
@@ -107,19 +119,21 @@ struct RingChanges {
 
 impl RingChanges {
     fn new(deltas: Vec<Arc<EpochDelta>>) -> RingChanges {
-        RingChanges { deltas: deltas.into(), next: 0, chunks: VecDeque::new(), rows: 0 }
+        RingChanges { deltas: deltas.into(), next: (0, 0), chunks: VecDeque::new(), rows: 0 }
     }
 
-    /// The next chunk with rows of the task, and its epoch.
+    /// The next rows of the task, and their epoch.
     fn take(&mut self, from: &Subscription) -> Result<Option<(Epoch, DeltaChunk)>, ExecError> {
         while let Some(delta) = self.deltas.front() {
-            let Some(chunk) = delta.chunks.get(self.next) else {
+            let (at, row) = self.next;
+            let Some(chunk) = delta.chunks.get(at) else {
                 self.deltas.pop_front();
-                self.next = 0;
+                self.next = (0, 0);
                 continue;
             };
-            self.next += 1;
-            if let Some(own) = chunk.select(&from.vnodes, &from.columns)? {
+            let end = chunk.num_rows().min(row.saturating_add(from.rows_at_once()));
+            self.next = if end == chunk.num_rows() { (at + 1, 0) } else { (at, end) };
+            if let Some(own) = chunk.select(&from.vnodes, &from.columns, row..end)? {
                 return Ok(Some((delta.epoch, own)));
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! Much of what an epoch takes in is held until its barrier. Jobs that work on large epochs at the same time need the
 //! sum of that, and are done no sooner for it. So while memory is tight they go in the order in which they came: as
-//! many at a time as together need a part of the limit, and at least one. The others wait with what they have.
+//! many at a time as together need a part of the limit, and at least one. Once more is in use than may be it is one:
+//! what others have written must reach the store first. The others wait with what they have.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -73,7 +74,12 @@ impl MemoryGovernor {
 
     /// Whether a large epoch of the job waits because those of others go on.
     pub fn waits_for_others(&self, job: JobId) -> bool {
-        self.is_tight() && self.precedence.queue.lock().waits(job, self.limit / PART)
+        self.is_tight() && self.precedence.queue.lock().waits(job, self.most_together())
+    }
+
+    /// What epochs that go on together may need while memory is tight.
+    fn most_together(&self) -> usize {
+        if self.is_over() { 0 } else { self.limit / PART }
     }
 }
 
@@ -89,7 +95,7 @@ impl Place {
         while governor.is_tight() {
             // Before the look, so that no end is missed.
             let ended = precedence.ended.notified();
-            if precedence.queue.lock().may_go_on(self.number, governor.limit() / PART) {
+            if precedence.queue.lock().may_go_on(self.number, governor.most_together()) {
                 break;
             }
             let steps = precedence.steps.load(Ordering::Relaxed);
@@ -234,6 +240,17 @@ mod tests {
         assert!(goes_on(&mut places[2], MOST_ROWS / 4) && !goes_on(&mut places[3], MOST_ROWS / 4));
         drop(places.remove(0));
         assert!(goes_on(&mut places[2], MOST_ROWS / 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_first_goes_on_while_more_is_in_use_than_may_be() {
+        let (governor, mut held) = tight();
+        let (mut first, mut second) = (governor.place(A), governor.place(B));
+        assert!(goes_on(&mut first, MOST_ROWS / 4) && goes_on(&mut second, MOST_ROWS / 4));
+        held.set(governor.heap_limit() + 1);
+        assert!(goes_on(&mut first, MOST_ROWS / 4) && !goes_on(&mut second, MOST_ROWS / 4));
+        held.set(governor.heap_limit());
+        assert!(goes_on(&mut second, MOST_ROWS / 4));
     }
 
     #[tokio::test(start_paused = true)]

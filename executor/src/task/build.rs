@@ -408,6 +408,7 @@ impl Builder<'_> {
             scan_rows: (b.options.backfill_rows / place.parallelism).max(1),
             stage: self.order.stage(input),
             chunk_rows: b.options.chunk_rows,
+            governor: Arc::clone(&b.governor),
             progress: Arc::clone(&b.progress),
             ahead: None,
         })

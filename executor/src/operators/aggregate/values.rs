@@ -44,7 +44,7 @@ use crate::state::keys::storage_keys;
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
 /// Places of entries that are kept for the next epoch though no entry is.
-const KEPT_PLACES: usize = 16_384;
+const KEPT_PLACES: usize = 2_048;
 
 /// See the module.
 pub struct ValueTable {
