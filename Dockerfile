@@ -5,7 +5,7 @@
 #   cargo build --profile dist -p millrace -p millrace-s3 && docker/binaries.sh target/dist
 #   docker build --target runtime -t millrace .
 #
-# runtime-proxy: haproxy in front of the frontends of docker/cluster.yml, with the server's binary for its health check.
+# runtime-proxy: haproxy in front of the frontends of docker-compose.yml, with the server's binary for its health check.
 #
 # build, build-proxy: the same, but they compile the binaries, and pull two images.
 #   docker build --target build -t millrace .

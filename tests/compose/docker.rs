@@ -1,4 +1,4 @@
-//! Containers of `docker/cluster.yml` under a project name of their own. All that was made goes away with [`Project`].
+//! Containers of `docker-compose.yml` under a project name of their own. All that was made goes away with [`Project`].
 
 use std::fs::{self, File};
 use std::io::{Read, Seek};
@@ -116,7 +116,8 @@ impl Project {
 
     fn compose(&self, arguments: &[&str]) -> Ran {
         let mut command = Command::new(self.compose[0]);
-        command.args(&self.compose[1..]).args(["-f", "docker/cluster.yml", "-p", &self.name]);
+        // The file is the one that is found in the working directory.
+        command.args(&self.compose[1..]).args(["-p", &self.name]).env_remove("COMPOSE_FILE");
         command.args(arguments).env("MILLRACE_IMAGE", &self.name);
         command.env("MILLRACE_PROXY_IMAGE", self.proxy());
         // The engine chooses a free port.
@@ -135,6 +136,11 @@ impl Project {
         let ran = self.compose(arguments);
         assert!(ran.succeeded(), "compose {arguments:?}: {}\n{}", ran.text, self.logs());
         ran.text
+    }
+
+    /// Whether a file beside the one that is found by itself describes services.
+    pub fn can_read(&self, file: &str) {
+        self.composed(&["-f", file, "config", "--quiet"]);
     }
 
     /// Starts what does not run.

@@ -1,4 +1,4 @@
-//! `docker/cluster.yml`: each container is killed and started again, and what was acknowledged is there, through the one
+//! `docker-compose.yml`: each container is killed and started again, and what was acknowledged is there, through the one
 //! address that clients have. The dashboard and the configuration of its profile `monitoring` are checked beside it.
 //!
 //! Where there is no engine for containers, no base image or no binary of millrace-s3, the first test says so and passes.
@@ -154,6 +154,7 @@ async fn each_role_is_killed_and_started_again() {
         Ok(project) => project,
         Err(Skipped(reason)) => return println!("skipped: {reason}"),
     };
+    project.can_read("docker/standalone.yml");
     let began = Instant::now();
     project.up();
     let address = project.address("haproxy", "4566");

@@ -21,12 +21,12 @@ const WIDTH: u64 = 24;
 const WORDS: [&str; 8] = ["by", "count", "increase", "or", "rate", "sum", "vector", "without"];
 
 fn read(path: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docker").join(path);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
 fn dashboard() -> Value {
-    let text = read("monitoring/grafana/dashboards/millrace.json");
+    let text = read("docker/monitoring/grafana/dashboards/millrace.json");
     serde_json::from_str(&text).expect("the dashboard is JSON")
 }
 
@@ -58,7 +58,7 @@ fn the_dashboard_can_be_loaded() {
     assert_eq!(number(&dashboard, "schemaVersion"), SCHEMA_VERSION);
     text(&dashboard, "title");
     assert!(text(&dashboard, "uid").len() <= 40, "Grafana's limit");
-    let source = read("monitoring/grafana/provisioning/datasources/prometheus.yml");
+    let source = read("docker/monitoring/grafana/provisioning/datasources/prometheus.yml");
     let (mut ids, mut taken) = (BTreeSet::new(), BTreeSet::new());
     for panel in list(&dashboard, "panels") {
         assert!(ids.insert(number(panel, "id")), "an id is there twice: {panel}");
@@ -235,7 +235,7 @@ async fn every_metric_of_the_dashboard_is_one_of_a_cluster() {
 
 #[test]
 fn prometheus_asks_every_process() {
-    let config = read("monitoring/prometheus.yml");
+    let config = read("docker/monitoring/prometheus.yml");
     let has = |line: &str| config.lines().any(|l| l.trim() == line);
     assert!(has("honor_labels: true"), "else `job` of a metric would be renamed");
     let targets: BTreeSet<&str> = config.split('"').filter(|part| part.contains(':')).collect();
@@ -246,6 +246,6 @@ fn prometheus_asks_every_process() {
         targets.into_iter().filter(|t| !t.contains(' ')).map(str::to_owned).collect();
     assert_eq!(found, expected);
     // They listen where they are asked.
-    assert!(read("cluster.yml").contains("MILLRACE_HTTP: 0.0.0.0:5691"));
-    assert!(read("haproxy.cfg").contains("bind :8404"));
+    assert!(read("docker-compose.yml").contains("MILLRACE_HTTP: 0.0.0.0:5691"));
+    assert!(read("docker/haproxy.cfg").contains("bind :8404"));
 }
