@@ -1,7 +1,7 @@
 //! Containers of `docker-compose.yml` under a project name of their own. All that was made goes away with [`Project`].
 
 use std::fs::{self, File};
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -54,8 +54,32 @@ pub fn run(command: &mut Command, limit: Duration) -> std::io::Result<Ran> {
     Ok(Ran { status, text: String::from_utf8_lossy(&bytes).into_owned() })
 }
 
+/// With this in the environment nothing is skipped.
+const REQUIRED: &str = "MILLRACE_REQUIRE_CONTAINERS";
+/// Names a file that what is skipped is added to, a line each; `test.sh` counts them.
+const SKIPPED: &str = "MILLRACE_SKIPPED_TESTS";
+
 /// Why the test cannot be run on this machine.
 pub struct Skipped(pub String);
+
+impl Skipped {
+    /// Says so where it is seen: what a test that passes has printed is not.
+    pub fn tell(self) {
+        let Skipped(reason) = self;
+        let is_required = std::env::var_os(REQUIRED).is_some_and(|value| !value.is_empty());
+        assert!(
+            !is_required,
+            "the cluster is not started in containers, and {REQUIRED} is set: {reason}"
+        );
+        let line = format!("compose: the cluster was not started in containers: {}", reason.trim());
+        eprintln!("skipped: {line}");
+        if let Some(file) = std::env::var_os(SKIPPED) {
+            let file = File::options().append(true).create(true).open(file);
+            let written = file.and_then(|mut f| writeln!(f, "{}", line.replace('\n', " ")));
+            written.unwrap_or_else(|e| panic!("{SKIPPED}: {e}"));
+        }
+    }
+}
 
 /// Whether a program answers, and what it is called.
 fn answers(program: &[&str], argument: &str) -> bool {
