@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod backups;
+mod bad_starts;
 mod compactors;
 mod ctl;
 mod metas;

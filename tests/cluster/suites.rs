@@ -15,6 +15,7 @@ const PART: &[&str] = &[
     "own/streaming",
     "own/session",
     "own/cursors",
+    "own/parallelism",
     "own/ttl",
     "sql/ddl",
     "sql/dml",

@@ -1,0 +1,184 @@
+//! Processes of a cluster that cannot start say why, at once, and end: what they were told is wrong, or the object store
+//! cannot be used.
+
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use millrace_s3::{Options, Server};
+use tokio_postgres::NoTls;
+
+use crate::process::{Process, free_address, send_signal};
+
+/// How long a cold binary on a busy machine may take to say what is wrong. Nothing waits for so long.
+const LIMIT: Duration = Duration::from_secs(60);
+const ROLES: [&str; 4] = ["meta", "compute", "compactor", "frontend"];
+const BUCKET: &str = "bucket";
+
+/// A process that is expected to end by itself.
+struct Failing {
+    what: String,
+    child: Child,
+}
+
+impl Failing {
+    fn begin(what: String, mut command: Command) -> Failing {
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        Failing { what, child: command.spawn().expect("the binary is there") }
+    }
+
+    /// What it has said. It has failed.
+    fn said(self) -> String {
+        let (id, (tell, told)) = (self.child.id(), channel());
+        std::thread::spawn(move || tell.send(self.child.wait_with_output()));
+        let output: Output = match told.recv_timeout(LIMIT) {
+            Ok(output) => output.expect("its output can be read"),
+            Err(_) => {
+                send_signal(id, "KILL");
+                panic!("{} neither serves nor ends", self.what)
+            }
+        };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{}: {said}", self.what);
+        assert!(said.contains("millrace: "), "{}: no reason: {said}", self.what);
+        said
+    }
+}
+
+/// A process over this store. Nobody listens where it would look for a leader.
+fn command(role: &str, dir: &Path, store: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command
+        .args([role, "--http=off", "--memory-limit=128MB", "--parallelism=1"])
+        .args(["--object-store", store, "--listen", "127.0.0.1:0"])
+        .arg("--data-dir")
+        .arg(dir.join(role));
+    if role != "meta" {
+        command.args(["--meta", "127.0.0.1:1"]);
+    }
+    command
+}
+
+fn over_s3(mut command: Command, endpoint: &str, secret: &str) -> Command {
+    command.envs([
+        ("AWS_ENDPOINT_URL", endpoint),
+        ("AWS_ACCESS_KEY_ID", "millrace"),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+        ("AWS_REGION", "us-east-1"),
+    ]);
+    command
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_cannot_be_used_is_an_error_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(Options::new(dir.path().join("s3"), BUCKET)).await.unwrap();
+    let here = format!("http://{}", server.address());
+    let (right, nowhere) = ("millrace-secret", "http://127.0.0.1:1");
+    let mut failing = Vec::new();
+    for role in ROLES {
+        for (what, endpoint, secret, bucket, expected) in [
+            ("unreachable", nowhere, right, BUCKET, nowhere),
+            ("wrong key", here.as_str(), "wrong", BUCKET, "SignatureDoesNotMatch"),
+            ("no bucket", here.as_str(), right, "elsewhere", "NoSuchBucket"),
+        ] {
+            let data = dir.path().join(what);
+            let store = format!("s3://{bucket}/millrace");
+            let command = over_s3(command(role, &data, &store), endpoint, secret);
+            failing.push((Failing::begin(format!("{role}, {what}"), command), expected));
+        }
+    }
+    for (process, expected) in failing {
+        let what = process.what.clone();
+        let said = process.said();
+        assert!(said.contains(expected), "{what}: {expected} in: {said}");
+    }
+}
+
+/// Who leads tries it, before it writes to the log.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_whose_creates_race_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { racy: true, ..Options::new(dir.path().join("s3"), BUCKET) };
+    let server = Server::start(options).await.unwrap();
+    let endpoint = format!("http://{}", server.address());
+    let meta = command("meta", dir.path(), &format!("s3://{BUCKET}/millrace"));
+    let meta = over_s3(meta, &endpoint, "millrace-secret");
+    let said = Failing::begin("meta".to_owned(), meta).said();
+    assert!(said.contains("lets two creators of a key win"), "{said}");
+    let log = dir.path().join("s3").join(BUCKET).join("millrace/meta/log");
+    assert!(std::fs::read_dir(log).map_or(true, |mut found| found.next().is_none()));
+}
+
+#[test]
+fn a_config_file_with_a_wrong_key_is_an_error_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("millrace.toml");
+    std::fs::write(&config, "metta = [\"10.0.0.1:4570\"]\n").unwrap();
+    for role in ROLES {
+        let mut command = command(role, dir.path(), "file:///nowhere");
+        command.arg("--config").arg(&config);
+        let said = Failing::begin(role.to_owned(), command).said();
+        assert!(said.contains("metta") && said.contains("millrace.toml"), "{role}: {said}");
+        assert!(!dir.path().join(role).exists(), "{role} has begun");
+    }
+}
+
+/// An address of this machine that others reach. Nothing is sent.
+fn own_address() -> Option<IpAddr> {
+    let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect("192.0.2.1:9").ok()?;
+    let own = socket.local_addr().ok()?.ip();
+    (!own.is_loopback() && !own.is_unspecified()).then_some(own)
+}
+
+/// Whom it lets in without a password, and with the right one.
+async fn lets_in(address: &str, password: &str) -> Result<(), String> {
+    let (host, port) = address.rsplit_once(':').expect("host and port");
+    let config = format!(
+        "host={host} port={port} user=root dbname=dev connect_timeout=10 password={password}"
+    );
+    match tokio_postgres::connect(&config, NoTls).await {
+        Ok((client, connection)) => {
+            tokio::spawn(connection);
+            client.simple_query("SELECT 1").await.map(drop).map_err(|e| e.to_string())
+        }
+        Err(error) => {
+            let code = error.code().map(|code| code.code().to_owned());
+            Err(code.unwrap_or_else(|| error.to_string()))
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frontend_that_others_reach_asks_for_passwords_unless_it_trusts() {
+    let Some(own) = own_address() else {
+        return eprintln!("skipped: this machine has no address that others reach");
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", dir.path().join("store").display());
+    let meta_address = free_address();
+    let begin = |name: &str, role: &str, listen: &str, arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command
+            .args([role, "--http=off", "--memory-limit=128MB", "--parallelism=1"])
+            .args(["--object-store", &store, "--listen", listen, "--meta", &meta_address])
+            .arg("--data-dir")
+            .arg(dir.path().join(name))
+            .args(arguments)
+            .env("MILLRACE_ROOT_PASSWORD", "open sesame");
+        Process::spawn(command)
+    };
+    let mut meta = begin("meta", "meta", &meta_address, &[]);
+    let listen = format!("{own}:0");
+    let mut asking = begin("asking", "frontend", &listen, &[]);
+    let mut trusting = begin("trusting", "frontend", &listen, &["--auth", "trust"]);
+    for process in [&mut meta, &mut asking, &mut trusting] {
+        process.await_ready();
+    }
+    assert_eq!(lets_in(&asking.address, "shut").await, Err("28P01".to_owned()));
+    assert_eq!(lets_in(&asking.address, "'open sesame'").await, Ok(()));
+    assert_eq!(lets_in(&trusting.address, "shut").await, Ok(()));
+}
