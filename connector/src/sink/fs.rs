@@ -3,18 +3,25 @@
 //! Each publication becomes one file, or several when it is large, named by sink, epoch, sequence and part.
 //! A file appears whole: locally it is written beside its place, synced and renamed; an object store puts
 //! it at once. Publishing again writes the same bytes under the same names, so nothing is there twice.
+//!
+//! A process that has lost the sink may still be in the middle of a publication, and go on with it at any time. Every
+//! attempt therefore writes a file of its own before it renames it. What attempts that were broken off have left is
+//! removed before the first publication.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use millrace_common::SqlError;
+use millrace_common::env::EnvHandle;
 use millrace_rpc::catalog::Relation;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use tracing::warn;
 
 use super::format::{Encode, LineWriter};
 use super::{Definition, Publication, Rows, SinkTarget, flag, known, required};
@@ -25,6 +32,8 @@ use crate::paths;
 const OPTIONS: &[&str] = &["path", "file_size", "header", "delimiter", "s3.endpoint", "s3.region"];
 /// Bytes after which a publication goes on in another file.
 const FILE_BYTES: usize = 64 << 20;
+/// The end of the name of a file that is being written.
+const STAGED: &str = ".tmp";
 
 enum Place {
     Directory(PathBuf),
@@ -38,6 +47,9 @@ pub struct FsTarget {
     stem: String,
     extension: &'static str,
     file_bytes: usize,
+    /// What earlier owners of the sink have left was looked for.
+    is_tidy: AtomicBool,
+    env: EnvHandle,
 }
 
 impl FsTarget {
@@ -60,7 +72,15 @@ impl FsTarget {
         let name: String = definition.name.chars().map(plain).collect();
         let stem = format!("{name}-{}", definition.id);
         let lines = LineWriter::new(definition, encode)?;
-        Ok(FsTarget { place: open(path, relation)?, lines, stem, extension, file_bytes })
+        Ok(FsTarget {
+            place: open(path, relation)?,
+            lines,
+            stem,
+            extension,
+            file_bytes,
+            is_tidy: AtomicBool::new(false),
+            env: EnvHandle::default(),
+        })
     }
 
     /// The files of a publication.
@@ -98,6 +118,19 @@ impl FsTarget {
         }
         Ok(files)
     }
+
+    /// Removes, once, what attempts have left that were broken off. One that is still under way then fails, and is
+    /// repeated if its process has the sink.
+    async fn tidy(&self) {
+        let Place::Directory(path) = &self.place else { return };
+        if self.is_tidy.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (path, stem) = (path.clone(), self.stem.clone());
+        if let Err(error) = blocking(move || remove_leftovers(&path, &stem)).await {
+            warn!(sink = %self.stem, %error, "files of broken-off publications stay");
+        }
+    }
 }
 
 #[async_trait]
@@ -105,12 +138,9 @@ impl SinkTarget for FsTarget {
     async fn check(&self) -> Result<(), ConnectorError> {
         match &self.place {
             Place::Directory(path) => {
-                let path = path.clone();
+                let (path, attempt) = (path.clone(), self.env.random());
                 let made = blocking(move || {
-                    paths::check_blocking(&path)?;
-                    std::fs::create_dir_all(&path).map_err(|e| ConnectorError::file(&path, &e))?;
-                    let probe = path.join(format!(".{:016x}.tmp", std::process::id()));
-                    File::create(&probe).map_err(|e| ConnectorError::file(&path, &e))?;
+                    let probe = stage(&path, "probe", attempt, &[])?;
                     std::fs::remove_file(&probe).map_err(|e| ConnectorError::file(&path, &e))
                 });
                 made.await
@@ -126,11 +156,12 @@ impl SinkTarget for FsTarget {
     }
 
     async fn publish(&self, change: &Publication) -> Result<(), ConnectorError> {
+        self.tidy().await;
         for (name, bytes) in self.files(change)? {
             match &self.place {
                 Place::Directory(path) => {
-                    let path = path.clone();
-                    blocking(move || write_file(&path, &name, &bytes)).await?;
+                    let (path, attempt) = (path.clone(), self.env.random());
+                    blocking(move || write_file(&path, &name, attempt, &bytes)).await?;
                 }
                 Place::Bucket { store, prefix } => {
                     let path = prefix.clone().join(name.as_str());
@@ -179,15 +210,69 @@ fn open(path: &str, relation: &Relation) -> Result<Place, SqlError> {
 }
 
 /// Beside its place, synced, renamed, and the directory synced: there whole or not at all.
-fn write_file(directory: &Path, name: &str, bytes: &[u8]) -> Result<(), ConnectorError> {
+fn write_file(
+    directory: &Path,
+    name: &str,
+    attempt: u64,
+    bytes: &[u8],
+) -> Result<(), ConnectorError> {
+    let staged = stage(directory, name, attempt, bytes)?;
+    put_in_place(directory, name, &staged)
+}
+
+/// Writes a file beside its place, under a name that is this attempt's alone.
+fn stage(
+    directory: &Path,
+    name: &str,
+    attempt: u64,
+    bytes: &[u8],
+) -> Result<PathBuf, ConnectorError> {
     let failed = |e: std::io::Error| ConnectorError::file(directory, &e);
     paths::check_blocking(directory)?;
     std::fs::create_dir_all(directory).map_err(failed)?;
-    let staged = directory.join(format!(".{name}.tmp"));
-    let mut file = File::create(&staged).map_err(failed)?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(failed)?;
-    std::fs::rename(&staged, directory.join(name)).map_err(failed)?;
-    File::open(directory).and_then(|d| d.sync_all()).map_err(failed)
+    let staged = directory.join(format!(".{name}.{attempt:016x}{STAGED}"));
+    let mut file = File::create_new(&staged).map_err(failed)?;
+    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    written.map_err(|e| given_up(directory, &staged, &e))?;
+    Ok(staged)
+}
+
+fn put_in_place(directory: &Path, name: &str, staged: &Path) -> Result<(), ConnectorError> {
+    let renamed = std::fs::rename(staged, directory.join(name));
+    renamed.map_err(|e| given_up(directory, staged, &e))?;
+    let synced = File::open(directory).and_then(|d| d.sync_all());
+    synced.map_err(|e| ConnectorError::file(directory, &e))
+}
+
+fn given_up(directory: &Path, staged: &Path, error: &std::io::Error) -> ConnectorError {
+    // If it stays, the next owner of the sink removes it.
+    let _ = std::fs::remove_file(staged);
+    ConnectorError::file(directory, error)
+}
+
+/// Removes the staged files of a sink.
+fn remove_leftovers(directory: &Path, stem: &str) -> Result<(), ConnectorError> {
+    let failed = |e: std::io::Error| ConnectorError::file(directory, &e);
+    let beginning = format!(".{stem}-");
+    paths::check_blocking(directory)?;
+    let entries = match std::fs::read_dir(directory) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed)?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        let Some(name) = name.to_str() else { continue };
+        if !name.starts_with(&beginning) || !name.ends_with(STAGED) {
+            continue;
+        }
+        match std::fs::remove_file(entry.path()) {
+            // Its attempt has come to an end meanwhile.
+            Err(e) if e.kind() == ErrorKind::NotFound => {}
+            removed => removed.map_err(failed)?,
+        }
+    }
+    Ok(())
 }
 
 async fn blocking(
@@ -196,5 +281,55 @@ async fn blocking(
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(_) => Err(ConnectorError::Target("writing a file was cut off".to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = std::fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// A process that was stopped in the middle of a publication goes on with it while the next owner of the sink writes
+    /// the same file.
+    #[test]
+    fn an_attempt_puts_nothing_in_place_that_another_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let stopped = stage(dir.path(), "s-1-1.csv", 1, b"1\n2\n").unwrap();
+        let half_written = stage(dir.path(), "s-1-1.csv", 2, b"1\n").unwrap();
+        put_in_place(dir.path(), "s-1-1.csv", &stopped).unwrap();
+        assert_eq!(std::fs::read(dir.path().join("s-1-1.csv")).unwrap(), b"1\n2\n");
+        assert!(half_written.exists());
+    }
+
+    #[test]
+    fn what_broken_off_attempts_have_left_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        remove_leftovers(&dir.path().join("nowhere"), "s-1").unwrap();
+        let stopped = stage(dir.path(), "s-1-1.csv", 1, b"1\n").unwrap();
+        stage(dir.path(), "s-2-1.csv", 2, b"2\n").unwrap();
+        // As earlier builds name it.
+        std::fs::write(dir.path().join(".s-1-2.csv.tmp"), b"3").unwrap();
+        write_file(dir.path(), "s-1-0.csv", 3, b"0\n").unwrap();
+        remove_leftovers(dir.path(), "s-1").unwrap();
+        assert_eq!(names(dir.path()), [".s-2-1.csv.0000000000000002.tmp", "s-1-0.csv"]);
+        // It wakes up, and puts nothing there.
+        put_in_place(dir.path(), "s-1-1.csv", &stopped).unwrap_err();
+        write_file(dir.path(), "s-1-1.csv", 4, b"1\n").unwrap();
+        assert_eq!(names(dir.path())[1..], ["s-1-0.csv", "s-1-1.csv"]);
+    }
+
+    #[test]
+    fn an_attempt_that_fails_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("s-1-1.csv")).unwrap();
+        write_file(dir.path(), "s-1-1.csv", 1, b"1\n").unwrap_err();
+        assert_eq!(names(dir.path()), ["s-1-1.csv"]);
     }
 }
