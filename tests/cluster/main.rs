@@ -20,8 +20,9 @@ mod suites;
 mod takeover;
 mod tls;
 mod transfers;
+mod writers;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use process::Cluster;
 use tokio_postgres::Client;
@@ -34,6 +35,28 @@ async fn one<T: for<'a> tokio_postgres::types::FromSql<'a>>(client: &Client, sql
     client.query_one(sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e:?}")).get(0)
 }
 
+async fn execute(client: &Client, sql: &str) {
+    client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+}
+
+/// How many rows one of two queries has and the other lacks, if any.
+async fn difference(client: &Client, one: &str, other: &str) -> Option<String> {
+    let sql = format!(
+        "WITH a AS ({one}), b AS ({other}) SELECT \
+         (SELECT count(*) FROM (SELECT * FROM a EXCEPT ALL SELECT * FROM b) AS d), \
+         (SELECT count(*) FROM (SELECT * FROM b EXCEPT ALL SELECT * FROM a) AS d)"
+    );
+    let row = client.query_one(&sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    let (more, less): (i64, i64) = (row.get(0), row.get(1));
+    (more + less > 0).then(|| format!("{more} rows are too many, {less} are missing: {one}"))
+}
+
+/// Two queries have the same rows, each as often.
+async fn assert_equal(client: &Client, one: &str, other: &str) {
+    let difference = difference(client, one, other).await;
+    assert_eq!(difference, None);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_process_is_killed_and_started_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -44,7 +67,7 @@ async fn each_process_is_killed_and_started_again() {
     let running = Transfers::start(addresses);
     running.progress(PROGRESS).await;
     for name in Cluster::NAMES {
-        let killed = std::time::Instant::now();
+        let killed = Instant::now();
         cluster.process(name).kill();
         cluster.begin(name);
         if name.starts_with("frontend") {
@@ -96,13 +119,13 @@ async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
         admin.query(computes, &[]).await.unwrap().iter().map(|r| (r.get(0), r.get(1))).collect();
     assert_eq!(computes.len(), 3);
     let works = |id: &i64| cluster.objects_of(*id as u64) > 0;
-    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !computes.iter().all(|(id, _)| works(id)) {
-        assert!(std::time::Instant::now() < deadline, "a process has nothing to do: {computes:?}");
+        assert!(Instant::now() < deadline, "a process has nothing to do: {computes:?}");
         running.progress(1).await;
     }
     for name in ["compute1", "compute3"] {
-        let killed = std::time::Instant::now();
+        let killed = Instant::now();
         cluster.process(name).kill();
         // Transfers do not need all processes; a fresh read of the views does.
         assert_eq!(one::<i64>(&admin, "SELECT accounts FROM totals").await, transfers::ACCOUNTS);
@@ -111,7 +134,7 @@ async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
         println!("{name} was killed: all goes on elsewhere after {:?}", killed.elapsed());
     }
     cluster.begin("compute1");
-    let left = std::time::Instant::now();
+    let left = Instant::now();
     cluster.process("compute2").signal("TERM");
     cluster.process("compute2").await_end(Duration::from_secs(60));
     assert_eq!(one::<i64>(&admin, "SELECT accounts FROM totals").await, transfers::ACCOUNTS);
@@ -164,10 +187,10 @@ async fn runs_are_merged_by_the_compactor() {
         "SELECT incarnation::bigint FROM millrace_catalog.processes WHERE roles = ARRAY['compactor']",
     )
     .await;
-    let deadline = std::time::Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mut round = 0;
     while cluster.objects_of(compactor as u64) == 0 {
-        assert!(std::time::Instant::now() < deadline, "{}", cluster.process("compactor").log());
+        assert!(Instant::now() < deadline, "{}", cluster.process("compactor").log());
         round += 1;
         let sql = format!(
             "INSERT INTO transfers SELECT 1000000 + {round} * 1000 + x, 1, 2, repeat('x', 100) \
