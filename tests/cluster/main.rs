@@ -20,6 +20,7 @@ mod suites;
 mod takeover;
 mod tls;
 mod transfers;
+mod workloads;
 mod writers;
 
 use std::time::{Duration, Instant};

@@ -1,30 +1,54 @@
 //! Random events on random processes, from a seed: processes are killed and started again, stopped and woken, two at
 //! once, compute processes leave in order while others take their place, and processes are cut off: one from all others,
-//! two from each other, or one way only, with connections that are silent or end.
+//! two from each other, one way only, or one from the object store, with connections that are silent or end. The object
+//! store is slow at times, and refuses requests or loses its answers.
+//!
+//! Meanwhile sessions transfer money, raise counters, append to lists and insert clicks, views follow these tables and the
+//! events of Nexmark, and sinks bring changes to files, a bucket, a table and PostgreSQL.
 //!
 //! `MILLRACE_NEMESIS_SEED` sets the seed, which each run prints, `MILLRACE_NEMESIS_SECONDS` for how long events go on,
 //! and `MILLRACE_NEMESIS_LOGS` a directory that takes what the processes have written.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use millrace_storage::sim::{Faults, Profile};
 
 use crate::PROGRESS;
 use crate::network::{Network, Way, around};
-use crate::process::{Cluster, Process, send_signal};
+use crate::process::{Cluster, OBJECT_STORE, Process, send_signal};
 use crate::transfers::{self, Transfers};
+use crate::workloads::records::{self, Recorders};
+use crate::workloads::streams;
+use crate::workloads::targets::Targets;
+use crate::writers::{Outcomes, Workload};
 
 /// The processes that events happen to.
-const NAMES: [&str; 8] = Cluster::TWO_METAS_SPREAD;
+const NAMES: [&str; 9] = [
+    "meta1",
+    "meta2",
+    "compute1",
+    "compute2",
+    "compute3",
+    "compactor1",
+    "compactor2",
+    "frontend1",
+    "frontend2",
+];
+/// Those of the sessions.
+const FRONTENDS: [&str; 2] = ["frontend1", "frontend2"];
 const SECONDS: u64 = 20;
-/// How long transfers of each session may take to go on once all processes are there.
+/// How long it may take until writes go on after one event. Half of it where nothing else runs.
+const RESUME_LIMIT: Duration = Duration::from_secs(20);
+/// How long writes of each session may take to go on once all processes are there.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
 /// How long it may take until all processes are ready that an event has ended.
 const READY_LIMIT: Duration = Duration::from_secs(90);
 /// How long a process that another has replaced may go on.
 const REPLACED_LIMIT: Duration = Duration::from_secs(60);
-/// How long a transfer may take: its frontend sleeps, and then waits for others that may sleep.
+/// How long a write may take: its frontend sleeps, and then waits for others that may sleep.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Between two looks at the processes.
 const LOOK: Duration = Duration::from_millis(20);
@@ -61,6 +85,8 @@ enum Pending {
     Wake(&'static str, u32),
     /// What was held back is let through.
     Heal(Vec<Way>),
+    /// The object store is fast and without faults again.
+    HealStore,
 }
 
 impl Pending {
@@ -68,7 +94,7 @@ impl Pending {
     fn name(&self) -> Option<&'static str> {
         match self {
             Pending::Start(name) | Pending::Wake(name, _) => Some(name),
-            Pending::Heal(_) => None,
+            Pending::Heal(_) | Pending::HealStore => None,
         }
     }
 }
@@ -76,7 +102,8 @@ impl Pending {
 struct Nemesis {
     cluster: Cluster,
     network: Network,
-    running: Transfers,
+    transfers: Transfers,
+    recorders: Recorders,
     addresses: [String; 2],
     random: Random,
     pending: Vec<(Instant, Pending)>,
@@ -85,6 +112,8 @@ struct Nemesis {
     logs: Option<PathBuf>,
     logged: usize,
     began: Instant,
+    /// The longest time that writes took to go on after one event.
+    longest: Duration,
 }
 
 fn variable(name: &str) -> Option<u64> {
@@ -101,43 +130,54 @@ async fn random_events_lose_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let network = Network::new();
     let cluster = Cluster::start_on_network(dir.path(), &NAMES, network.clone()).await;
-    transfers::create(&cluster.connect("frontend1").await).await;
-    let addresses = addresses(&cluster);
-    let running = Transfers::start(addresses.clone());
-    let logs = std::env::var_os("MILLRACE_NEMESIS_LOGS").map(PathBuf::from);
-    let (pending, replaced, random) = (Vec::new(), Vec::new(), Random(seed));
-    let began = Instant::now();
-    let mut nemesis = Nemesis {
-        cluster,
-        network,
-        running,
-        addresses,
-        random,
-        pending,
-        replaced,
-        logs,
-        logged: 0,
-        began,
-    };
-    while began.elapsed() < Duration::from_secs(seconds) {
-        for _ in 0..nemesis.random.within(1..=3) {
-            nemesis.event();
-            if nemesis.random.one_in(4) {
-                nemesis.event();
-            }
-            let pause = nemesis.random.millis(0..=1_500);
-            nemesis.look_for(pause).await;
+    let events = streams::events(seconds);
+    let targets = create(&cluster, &dir.path().join("exported"), events).await;
+    let mut nemesis = Nemesis::new(cluster, network, Random(seed));
+    while nemesis.began.elapsed() < Duration::from_secs(seconds) {
+        match nemesis.random.one_in(2) {
+            true => nemesis.one_event().await,
+            false => nemesis.some_events().await,
         }
         nemesis.settle().await;
     }
-    nemesis.check().await;
+    let cluster = nemesis.check().await;
+    let client = cluster.connect("frontend1").await;
+    targets.check(&cluster, &client).await;
+    streams::check(&client, events).await;
+}
+
+/// Tables, views and sinks.
+async fn create(cluster: &Cluster, exported: &Path, events: u64) -> Targets {
+    let client = cluster.connect("frontend1").await;
+    transfers::create(&client).await;
+    records::create(&client).await;
+    streams::create(&client, events).await;
+    Targets::create(&client, exported).await
 }
 
 fn addresses(cluster: &Cluster) -> [String; 2] {
-    ["frontend1", "frontend2"].map(|name| cluster.address(name))
+    FRONTENDS.map(|name| cluster.address(name))
 }
 
 impl Nemesis {
+    fn new(cluster: Cluster, network: Network, random: Random) -> Nemesis {
+        let addresses = addresses(&cluster);
+        Nemesis {
+            cluster,
+            network,
+            transfers: Transfers::start(addresses.clone()),
+            recorders: Recorders::start(addresses.clone()),
+            addresses,
+            random,
+            pending: Vec::new(),
+            replaced: Vec::new(),
+            logs: std::env::var_os("MILLRACE_NEMESIS_LOGS").map(PathBuf::from),
+            logged: 0,
+            began: Instant::now(),
+            longest: Duration::ZERO,
+        }
+    }
+
     fn say(&self, what: impl Display) {
         println!("{:8.3} {what}", self.began.elapsed().as_secs_f64());
     }
@@ -146,81 +186,158 @@ impl Nemesis {
         NAMES[self.random.within(0..=NAMES.len() as u64 - 1) as usize]
     }
 
-    /// Holds back what some processes send each other, for a while.
-    fn partition(&mut self) {
-        let one = match self.random.one_in(3) {
-            true => ["meta1", "meta2"][self.random.within(0..=1) as usize],
-            false => self.one_of_all(),
-        };
-        let other = self.one_of_all();
-        let (ways, from) = match self.random.within(0..=4) {
-            0 | 1 => (around(one, &NAMES), "all, both ways".to_owned()),
-            _ if other == one => (around(one, &NAMES), "all, both ways".to_owned()),
-            2 | 3 => (vec![(one, other), (other, one)], format!("{other}, both ways")),
-            _ => (vec![(one, other)], format!("{other}, one way")),
-        };
-        // Most are shorter than the lease of a process.
-        let lasts = match self.random.one_in(4) {
+    /// Some events, one after the other or two at once.
+    async fn some_events(&mut self) {
+        for _ in 0..self.random.within(1..=3) {
+            self.event();
+            if self.random.one_in(4) {
+                self.event();
+            }
+            let pause = self.random.millis(0..=1_500);
+            self.look_for(pause).await;
+        }
+    }
+
+    /// One event alone: soon afterwards sessions write again, at frontends that it has not happened to.
+    async fn one_event(&mut self) {
+        let happened = self.event();
+        let since = Instant::now();
+        let sessions = |harmed: &[&str]| FRONTENDS.map(|name| !harmed.contains(&name));
+        let sessions = sessions(&happened);
+        loop {
+            let transfers = self.transfers.have_written_since(since);
+            let records = self.recorders.have_written_since(since);
+            if (0..2).all(|i| !sessions[i] || transfers[i] && records[i]) {
+                break;
+            }
+            let errors = [self.transfers.errors(), self.recorders.errors()].concat();
+            assert!(since.elapsed() < RESUME_LIMIT, "writes do not go on: {errors}");
+            self.look_for(LOOK).await;
+        }
+        self.longest = self.longest.max(since.elapsed());
+        self.say(format!("writes go on after {:?}", since.elapsed()));
+    }
+
+    /// Most are shorter than the lease of a process.
+    fn duration(&mut self) -> Duration {
+        match self.random.one_in(4) {
             true => self.random.millis(8_000..=12_000),
             false => self.random.millis(200..=4_000),
-        };
-        let ends = self.random.one_in(2);
+        }
+    }
+
+    /// Holds back what goes these ways, for a while.
+    fn hold(&mut self, ways: Vec<Way>, what: String) {
+        let (lasts, ends) = (self.duration(), self.random.one_in(2));
         self.network.hold(ways.iter().copied());
         if ends {
             ways.iter().for_each(|way| self.network.reset(*way));
         }
         let how = if ends { ", and connections end" } else { "" };
-        self.say(format!("{one} is cut off from {from}, for {lasts:?}{how}"));
+        self.say(format!("{what}, for {lasts:?}{how}"));
         self.pending.push((Instant::now() + lasts, Pending::Heal(ways)));
     }
 
-    /// One event on a process that none is under way on.
-    fn event(&mut self) {
+    /// Cuts processes off from each other. Returns which.
+    fn partition(&mut self) -> Vec<&'static str> {
+        let one = match self.random.one_in(3) {
+            true => ["meta1", "meta2"][self.random.within(0..=1) as usize],
+            false => self.one_of_all(),
+        };
+        let other = self.one_of_all();
+        let kind = self.random.within(0..=4);
+        if kind <= 1 || other == one {
+            self.hold(around(one, &NAMES), format!("{one} is cut off from all, both ways"));
+            return vec![one];
+        }
+        let (ways, how) = match kind {
+            2 | 3 => (vec![(one, other), (other, one)], "both ways"),
+            _ => (vec![(one, other)], "one way"),
+        };
+        self.hold(ways, format!("{one} is cut off from {other}, {how}"));
+        vec![one, other]
+    }
+
+    /// Cuts a process off from the object store.
+    fn cut_off_from_store(&mut self) -> Vec<&'static str> {
         let name = self.one_of_all();
-        let kind = self.random.within(0..=15);
-        if kind > 9 {
-            return self.partition();
+        let ways = vec![(name, OBJECT_STORE), (OBJECT_STORE, name)];
+        self.hold(ways, format!("{name} is cut off from the object store"));
+        vec![name]
+    }
+
+    /// The object store is slow for a while, refuses requests, loses answers and resets connections.
+    fn disturb_store(&mut self) {
+        let (lasts, percent) = (self.duration(), self.random.within(0..=5));
+        let slow = if self.random.one_in(2) { Profile::S3 } else { Profile::INSTANT };
+        let share = percent as f64 / 100.0;
+        let faults =
+            Faults { slow_down: share, lost_answer: share, reset: share, ..Faults::default() };
+        self.cluster.disturb_store(slow, faults);
+        let how = if slow == Profile::S3 { "is slow" } else { "is fast" };
+        self.say(format!(
+            "the object store {how}, refuses {percent} % and loses {percent} % of answers, for {lasts:?}"
+        ));
+        self.pending.push((Instant::now() + lasts, Pending::HealStore));
+    }
+
+    /// One event on processes that none is under way on. Returns which.
+    fn event(&mut self) -> Vec<&'static str> {
+        let name = self.one_of_all();
+        let kind = self.random.within(0..=19);
+        match kind {
+            0..=9 => {}
+            10..=15 => return self.partition(),
+            16..=17 => return self.cut_off_from_store(),
+            _ => {
+                self.disturb_store();
+                return Vec::new();
+            }
         }
         let later = match self.random.one_in(2) {
             true => Duration::ZERO,
             false => self.random.millis(0..=3_000),
         };
-        // Most are shorter than the lease of a process.
-        let asleep = match self.random.one_in(4) {
-            true => self.random.millis(8_000..=12_000),
-            false => self.random.millis(200..=4_000),
-        };
+        let asleep = self.duration();
         let is_starting =
             self.pending.iter().any(|(_, p)| matches!(p, Pending::Start(n) if *n == name));
         if name.starts_with("compute") && kind >= 7 && !is_starting {
-            self.say(format!("{name} is replaced"));
-            let replaced = self.cluster.spawn(name);
-            if let Some(mut process) = replaced {
-                // It leaves in order, or is lost and wakes up later.
-                match kind {
-                    _ if process.has_ended() => {}
-                    9 => process.signal("STOP"),
-                    _ => process.signal("TERM"),
-                }
-                self.replaced.push(process);
+            self.replace(name, kind == 9);
+        } else if !self.pending.iter().any(|(_, p)| p.name() == Some(name)) {
+            match kind < 5 {
+                true => self.kill(name, later),
+                false => self.stop(name, asleep),
             }
-            return;
         }
-        if self.pending.iter().any(|(_, p)| p.name() == Some(name)) {
-            return;
+        vec![name]
+    }
+
+    /// Another process takes the place of one, which leaves in order, or is lost and wakes up later.
+    fn replace(&mut self, name: &'static str, is_lost: bool) {
+        self.say(format!("{name} is replaced"));
+        let Some(mut process) = self.cluster.spawn(name) else { return };
+        if !process.has_ended() {
+            process.signal(if is_lost { "STOP" } else { "TERM" });
         }
+        self.replaced.push(process);
+    }
+
+    fn kill(&mut self, name: &'static str, later: Duration) {
+        self.cluster.process(name).kill();
+        self.say(format!("{name} is killed, and started again after {later:?}"));
+        self.keep_log(name);
+        self.pending.push((Instant::now() + later, Pending::Start(name)));
+    }
+
+    fn stop(&mut self, name: &'static str, asleep: Duration) {
         let process = self.cluster.process(name);
-        if kind < 5 {
-            process.kill();
-            self.say(format!("{name} is killed, and started again after {later:?}"));
-            self.keep_log(name);
-            self.pending.push((Instant::now() + later, Pending::Start(name)));
-        } else if !process.has_ended() {
-            let id = process.id();
-            process.signal("STOP");
-            self.say(format!("{name} is stopped for {asleep:?}"));
-            self.pending.push((Instant::now() + asleep, Pending::Wake(name, id)));
+        if process.has_ended() {
+            return;
         }
+        let id = process.id();
+        process.signal("STOP");
+        self.say(format!("{name} is stopped for {asleep:?}"));
+        self.pending.push((Instant::now() + asleep, Pending::Wake(name, id)));
     }
 
     /// Does what is due, and starts processes again that were fenced.
@@ -234,6 +351,9 @@ impl Nemesis {
                 Pending::Start(name) => drop(self.cluster.spawn(name)),
                 Pending::Wake(_, id) => send_signal(id, "CONT"),
                 Pending::Heal(ways) => self.network.release(&ways),
+                Pending::HealStore => {
+                    self.cluster.disturb_store(Profile::INSTANT, Faults::default());
+                }
             }
         }
         for name in NAMES {
@@ -255,7 +375,8 @@ impl Nemesis {
                 *known = now;
             }
         }
-        self.running.move_to(self.addresses.clone());
+        self.transfers.move_to(self.addresses.clone());
+        self.recorders.move_to(self.addresses.clone());
     }
 
     async fn look_for(&mut self, time: Duration) {
@@ -266,7 +387,12 @@ impl Nemesis {
         }
     }
 
-    /// Waits until every process is there, and the transfers of both sessions go on.
+    /// How many writes sessions have had acknowledged.
+    fn counts(&self) -> Vec<usize> {
+        [self.transfers.counts(), self.recorders.counts()].concat()
+    }
+
+    /// Waits until every process is there, and the writes of all sessions go on.
     async fn settle(&mut self) {
         while !self.pending.is_empty() {
             self.look_for(LOOK).await;
@@ -278,23 +404,25 @@ impl Nemesis {
             self.look_for(LOOK).await;
         }
         let ready = Instant::now();
-        let goals = self.running.counts().map(|count| count + PROGRESS / 2);
+        let goals: Vec<usize> = self.counts().iter().map(|count| count + PROGRESS / 2).collect();
         // Processes that were fenced in their sleep end only now.
-        while self.running.counts().iter().zip(goals).any(|(count, goal)| *count < goal) {
+        while self.counts().iter().zip(&goals).any(|(count, goal)| count < goal) {
             if ready.elapsed() > PROGRESS_LIMIT {
                 NAMES.iter().for_each(|name| self.keep_log(name));
-                panic!("transfers do not go on: {}", self.running.errors());
+                let errors = [self.transfers.errors(), self.recorders.errors()].concat();
+                panic!("writes do not go on: {errors}");
             }
             self.look_for(LOOK).await;
         }
         self.say(format!(
-            "all are ready after {:?}, transfers go on after {:?}",
+            "all are ready after {:?}, writes go on after {:?}",
             ready - waiting,
             ready.elapsed()
         ));
     }
 
-    async fn check(mut self) {
+    /// Ends the writes, and compares what is there with what became of them.
+    async fn check(mut self) -> Cluster {
         for mut replaced in std::mem::take(&mut self.replaced) {
             // It may have been stopped before it was told to end, or may have slept for less than its lease.
             for signal in ["CONT", "TERM"] {
@@ -308,17 +436,17 @@ impl Nemesis {
         for name in NAMES {
             self.keep_log(name);
         }
-        let outcomes = self.running.end().await;
-        println!(
-            "the longest transfer took {:?}; errors: {:#?}",
-            outcomes.longest, outcomes.errors
-        );
-        assert!(outcomes.longest < LONGEST);
-        let internal = outcomes.errors.keys().find(|error| error.starts_with("XX"));
-        assert_eq!(internal, None, "an error that says nothing");
-        for name in ["frontend1", "frontend2"] {
-            outcomes.check(&self.cluster.connect(name).await).await;
+        println!("after one event writes went on after {:?} at most", self.longest);
+        let transfers = self.transfers.end().await;
+        let records = self.recorders.end().await;
+        check_errors("transfer", &transfers);
+        check_errors("record", &records);
+        for name in FRONTENDS {
+            let client = self.cluster.connect(name).await;
+            transfers.check(&client).await;
+            records.check(&client).await;
         }
+        self.cluster
     }
 
     fn keep_log(&mut self, name: &'static str) {
@@ -335,4 +463,11 @@ impl Nemesis {
         }
         assert!(!log.contains("panicked at"), "{name} has panicked:\n{log}");
     }
+}
+
+fn check_errors<W: Workload>(what: &str, outcomes: &Outcomes<W>) {
+    println!("the longest {what} took {:?}; errors: {:#?}", outcomes.longest, outcomes.errors);
+    assert!(outcomes.longest < LONGEST);
+    let internal = outcomes.errors.keys().find(|error| error.starts_with("XX"));
+    assert_eq!(internal, None, "an error that says nothing");
 }

@@ -27,8 +27,8 @@ struct Rules {
 struct Known {
     /// By process id.
     processes: BTreeMap<u32, &'static str>,
-    /// By the address that a process listens at, that of its proxy.
-    proxies: BTreeMap<String, String>,
+    /// By who uses it, if that is one process, and the address that a process listens at, that of its proxy.
+    proxies: BTreeMap<(Option<&'static str>, String), String>,
 }
 
 #[derive(Clone)]
@@ -48,16 +48,26 @@ impl Network {
 
     /// Where others reach a process that listens at this address.
     pub fn proxy(&self, name: &'static str, listens: &str) -> String {
+        self.proxy_of(None, name, listens)
+    }
+
+    /// Where one process, and no other, reaches one that listens at this address.
+    pub fn proxy_for(&self, from: &'static str, to: &'static str, listens: &str) -> String {
+        self.proxy_of(Some(from), to, listens)
+    }
+
+    fn proxy_of(&self, from: Option<&'static str>, to: &'static str, listens: &str) -> String {
         let mut known = self.known.lock().expect("nobody panics with it");
-        if let Some(proxy) = known.proxies.get(listens) {
+        let key = (from, listens.to_owned());
+        if let Some(proxy) = known.proxies.get(&key) {
             return proxy.clone();
         }
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("an address").to_string();
-        known.proxies.insert(listens.to_owned(), address.clone());
+        known.proxies.insert(key, address.clone());
         let listener = TcpListener::from_std(listener).expect("a socket");
-        tokio::spawn(serve(self.clone(), listener, name, listens.to_owned()));
+        tokio::spawn(serve(self.clone(), listener, (from, to), listens.to_owned()));
         address
     }
 
@@ -109,15 +119,23 @@ fn owns(process: u32, inode: &str) -> bool {
     links.any(|link| link.as_os_str() == socket.as_str())
 }
 
-async fn serve(network: Network, listener: TcpListener, to: &'static str, target: String) {
+async fn serve(
+    network: Network,
+    listener: TcpListener,
+    (from, to): (Option<&'static str>, &'static str),
+    target: String,
+) {
     while let Ok((client, address)) = listener.accept().await {
         let (network, target) = (network.clone(), target.clone());
         tokio::spawn(async move {
             // Looking takes a while, and the object store is served by the same threads. Whoever is not known, because it
             // has just ended, is not cut off.
             let looks = network.clone();
-            let owner = tokio::task::spawn_blocking(move || looks.owner(address)).await;
-            let from = owner.ok().flatten().unwrap_or_default();
+            let owner = || tokio::task::spawn_blocking(move || looks.owner(address));
+            let from = match from {
+                Some(from) => from,
+                None => owner().await.ok().flatten().unwrap_or_default(),
+            };
             let ways = [(from, to), (to, from)];
             let reset = network.rules.subscribe();
             tokio::select! {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use millrace_s3::{Options, Server};
+use millrace_storage::sim::{Faults, Profile};
 use tokio_postgres::{Client, NoTls};
 
 use crate::network::Network;
@@ -17,6 +18,8 @@ use crate::network::Network;
 /// How long a process may take until it is ready: a cold binary on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
 const BUCKET: &str = "cluster";
+/// The object store's name in a network.
+pub const OBJECT_STORE: &str = "object store";
 /// Small thresholds, so that a short run also flushes, compacts and collects garbage.
 const SMALL: &[&str] = &[
     "--memory-limit=128MB",
@@ -187,7 +190,7 @@ impl Cluster {
         Cluster::start_on(dir, names, flags, None).await
     }
 
-    /// All processes call each other over this network. All reach the object store.
+    /// All processes call each other, and the object store, over this network.
     pub async fn start_on_network(dir: &Path, names: &[&'static str], network: Network) -> Cluster {
         Cluster::start_on(dir, names, &[], Some(network)).await
     }
@@ -225,7 +228,7 @@ impl Cluster {
     pub fn program(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command.envs([
-            ("AWS_ENDPOINT_URL", format!("http://{}", self.s3.address())),
+            ("AWS_ENDPOINT_URL", self.s3.endpoint()),
             ("AWS_ACCESS_KEY_ID", "millrace".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "millrace-secret".to_owned()),
             ("AWS_REGION", "us-east-1".to_owned()),
@@ -283,8 +286,13 @@ impl Cluster {
         let work_dir = self.work_dir(role(name));
         std::fs::create_dir_all(&work_dir).expect("a working directory");
         command.current_dir(work_dir).args(self.flags);
-        if let Some(network) = self.network.as_ref().filter(|_| takes_calls) {
-            command.args(["--advertise", &network.proxy(name, &listen)]);
+        if let Some(network) = &self.network {
+            let store = self.s3.address().to_string();
+            let store = network.proxy_for(name, OBJECT_STORE, &store);
+            command.env("AWS_ENDPOINT_URL", format!("http://{store}"));
+            if takes_calls {
+                command.args(["--advertise", &network.proxy(name, &listen)]);
+            }
         }
         let reached = |(name, address): (&&'static str, &String)| match &self.network {
             Some(network) => network.proxy(name, address),
@@ -308,6 +316,12 @@ impl Cluster {
 
     pub fn address(&self, name: &str) -> String {
         self.processes[name].address.clone()
+    }
+
+    /// How slow the object store is from now on, and what goes wrong there.
+    pub fn disturb_store(&self, profile: Profile, faults: Faults) {
+        self.s3.store().set_profile(profile);
+        self.s3.store().set_faults(faults);
     }
 
     /// The working directory of the processes of a role.

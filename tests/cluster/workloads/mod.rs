@@ -1,0 +1,5 @@
+//! Workloads beside the bank of `transfers.rs`, whose outcomes can be checked.
+
+pub mod records;
+pub mod streams;
+pub mod targets;
