@@ -23,10 +23,12 @@ mod transfers;
 mod workloads;
 mod writers;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use process::Cluster;
-use tokio_postgres::Client;
+use sessions::LIMIT;
+use tokio_postgres::{Client, Row};
 use transfers::Transfers;
 
 /// Transfers that must be acknowledged after each event.
@@ -104,6 +106,42 @@ async fn a_stopped_worker_that_wakes_has_lost_its_jobs() {
     outcomes.check(&cluster.connect("frontend2").await).await;
 }
 
+/// A job as the leader knows it.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    worker: i64,
+    generation: i64,
+    /// Of its last commit.
+    epoch: i64,
+}
+
+async fn jobs(client: &Client) -> BTreeMap<String, Job> {
+    let sql = "SELECT name, worker::bigint, generation::bigint, epoch::bigint \
+               FROM millrace_catalog.jobs";
+    let rows = client.query(sql, &[]).await.unwrap();
+    let job = |row: &Row| Job { worker: row.get(1), generation: row.get(2), epoch: row.get(3) };
+    rows.iter().map(|row| (row.get(0), job(row))).collect()
+}
+
+/// Waits until no job is placed on a process that was killed. Those that were elsewhere have stayed as they were, and if
+/// tables were among them, they have committed meanwhile.
+async fn await_moved(client: &Client, before: &BTreeMap<String, Job>, lost: i64) {
+    let deadline = Instant::now() + LIMIT;
+    let mut now = jobs(client).await;
+    while now.values().any(|job| job.worker == lost) {
+        assert!(Instant::now() < deadline, "jobs stay on a process that is gone: {now:?}");
+        now = jobs(client).await;
+    }
+    let writes_go_on = before["accounts"].worker != lost;
+    for (name, before) in before.iter().filter(|(_, job)| job.worker != lost) {
+        let now = &now[name];
+        let is_same = now.worker == before.worker && now.generation == before.generation;
+        assert!(is_same, "{name} was not affected: {before:?}, {now:?}");
+        let has_committed = now.epoch > before.epoch;
+        assert!(has_committed || !writes_go_on, "{name} does not commit: {before:?}, {now:?}");
+    }
+}
+
 /// Tables on one process, and views where there is room: each process has written something of its own.
 #[tokio::test(flavor = "multi_thread")]
 async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
@@ -125,9 +163,16 @@ async fn jobs_of_a_lost_process_go_on_elsewhere_and_no_others_move() {
         assert!(Instant::now() < deadline, "a process has nothing to do: {computes:?}");
         running.progress(1).await;
     }
-    for name in ["compute1", "compute3"] {
+    let tables = jobs(&admin).await["accounts"].worker;
+    for name in ["compute3", "compute1"] {
+        let address = cluster.address(name);
+        let (lost, _) = computes.iter().find(|(_, a)| *a == address).expect("it has registered");
+        assert_eq!(*lost == tables, name == "compute1", "the tables are on one of them");
+        let before = jobs(&admin).await;
         let killed = Instant::now();
         cluster.process(name).kill();
+        await_moved(&admin, &before, *lost).await;
+        println!("{name} was killed: its jobs are placed elsewhere after {:?}", killed.elapsed());
         // Transfers do not need all processes; a fresh read of the views does.
         assert_eq!(one::<i64>(&admin, "SELECT accounts FROM totals").await, transfers::ACCOUNTS);
         one::<i64>(&admin, "SELECT sum(transfers)::bigint FROM paid").await;
