@@ -13,6 +13,7 @@ mod nemesis;
 mod network;
 mod observed;
 mod process;
+mod publishing;
 mod sessions;
 mod sources;
 mod standalone;
