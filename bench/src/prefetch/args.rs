@@ -33,8 +33,12 @@ Modes: sync-lru, sync-clock (a row waits for its state before the next), async-l
 overtake each other while state is read), lookahead (hints, as by default), entry, root, leaf (hints from one fixed
 place), fixed (the best of these three, which are all run), ram (nothing is cold), bound (what a perfect prefetcher
 would reach with the leads and reads of the async-timestamp run; runs that and ram). Groups: `all`, and `async`, which
-is `all` without the two sync modes: since the rate is at most 70 % of the slowest mode's maximum, it allows a higher
-rate. It is lowered further until at most half a core for each task is busy and keys are cold.
+is `all` without the two sync modes.
+
+Rate: at most 70 % of the maximum of the slowest asynchronous mode, lowered until at most half a core for each task is
+busy and keys are cold. Sync modes that cannot take it get rows apart, at 70 % of the maximum of the slowest of them, and
+lookahead gets these rows too (lines with \"load\": \"sync\"); they are in no ratio with the others. Runs at low rates
+are lengthened to a minute at most, until 1,000 rows are measured; with fewer, no 99.9th percentile is judged.
 
 Output: for each mode a table row and a JSON line of medians over the runs, a JSON line for each run where there are
 several, then the ratios that matter with their bars. Modes whose results differ are an
@@ -105,11 +109,12 @@ pub struct Args {
     /// The values of --sweep, instead of 0,0.6,0.9,1.2 (skew), 1,2,4,8,16 (cache) or 1,10,100,255 (threshold)
     #[arg(long, value_delimiter = ',', requires = "sweep")]
     sweep_values: Vec<f64>,
-    /// Rows a second; by default at most 70 % of the slowest mode's maximum, and less if state would not be cold or more
-    /// than half a core busy for each task
+    /// Rows a second, for all modes; by default at most 70 % of the slowest asynchronous mode's maximum, and less if state
+    /// would not be cold or more than half a core busy for each task; for sync modes that cannot take it their own
     #[arg(long)]
     rate: Option<f64>,
-    /// Seconds in which rows arrive, in each run (with --quick at most 3)
+    /// Seconds in which rows arrive, in each run (with --quick at most 3); more at low rates, if neither --rate nor --quick
+    /// is given
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
     /// Sessions that insert rows

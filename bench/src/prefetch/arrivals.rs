@@ -14,7 +14,7 @@ use crate::usage::{Mark, Usage};
 /// How often the worker is asked for its newest epochs.
 const LOOK: Duration = Duration::from_millis(20);
 /// The first rows, while connections and indexes are opened, are not measured: this part of them.
-const WARM_UP: f64 = 0.2;
+pub const WARM_UP: f64 = 0.2;
 
 /// Which row is due next.
 pub struct Arrivals {

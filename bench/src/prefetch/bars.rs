@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::groups::{LEAST_ROWS, Load};
 use super::modes::{BOUND, FIXED, LOOKAHEAD, Mode, RAM, RECORDED};
 use super::queries::{QUERIES, Query};
 use super::report::Cost;
@@ -19,10 +20,13 @@ pub struct Bar {
     pub bar: String,
     pub query: String,
     pub profile: String,
+    pub load: Load,
     pub disk_tier: bool,
     pub skew: f64,
     pub state_to_cache: f64,
     pub threshold: u8,
+    /// Rows that were measured in a run.
+    pub rows: u64,
     pub value: f64,
     /// `value` should be at least, or at most, that; where both are null it is only told.
     pub at_least: Option<f64>,
@@ -48,10 +52,12 @@ fn bar(of: &Cost, name: String, value: f64, limit: Limit) -> Bar {
         bar: name,
         query: of.query.clone(),
         profile: of.profile.clone(),
+        load: of.load,
         disk_tier: of.disk_tier,
         skew: of.skew,
         state_to_cache: of.state_to_cache,
         threshold: of.threshold,
+        rows: of.rows,
         value,
         at_least,
         at_most,
@@ -60,11 +66,14 @@ fn bar(of: &Cost, name: String, value: f64, limit: Limit) -> Bar {
 }
 
 /// Of one query and setting: the mode `lookahead` against the best mode without hints (of each number), `fixed`, `ram`
-/// and `bound`. What was not run is left out.
+/// and `bound`. What was not run is left out. At the rate of sync modes: against these, told and not judged.
 pub fn of_modes(medians: &[Cost]) -> Vec<Bar> {
     let find = |name: &str| medians.iter().find(|c| c.mode == name);
     let Some(own) = find(LOOKAHEAD) else { return Vec::new() };
     let mut bars = against_baselines(own, &baselines(medians.iter()));
+    if own.load != Load::Common {
+        return bars;
+    }
     if let Some(bound) = find(BOUND) {
         let value = ratio(own.visible_p50_ms, bound.visible_p50_ms);
         bars.push(bar(own, "visible p50 to bound".to_owned(), value, Limit::Most(1.1)));
@@ -76,7 +85,7 @@ pub fn of_modes(medians: &[Cost]) -> Vec<Bar> {
             format!("{what} to fixed ({})", fixed.candidate.as_deref().unwrap_or_default())
         };
         let value = ratio(own.state_wait_p999_ms, fixed.state_wait_p999_ms);
-        bars.push(bar(own, name("state_wait p999"), value, Limit::Most(1.1)));
+        bars.push(bar(own, name("state_wait p999"), value, of_p999(own, Limit::Most(1.1))));
         let value = ratio(own.visible_p50_ms, fixed.visible_p50_ms);
         bars.push(bar(own, name("visible p50"), value, Limit::Most(1.1)));
     }
@@ -114,20 +123,23 @@ fn against_baselines(own: &Cost, baselines: &[&Cost]) -> Vec<Bar> {
     if let Some((mode, best)) = least(|c| c.state_wait_p999_ms) {
         let value = ratio(best, own.state_wait_p999_ms);
         let limit = if is_judged(own) { Limit::Least(GAIN) } else { Limit::None };
+        let limit = of_p999(own, limit);
         bars.push(bar(own, format!("state_wait p999, {mode} to lookahead"), value, limit));
     }
     if let Some((mode, best)) = least(|c| c.visible_p50_ms) {
         let value = ratio(own.visible_p50_ms, best);
-        bars.push(bar(own, format!("visible p50, lookahead to {mode}"), value, Limit::Most(1.03)));
+        let limit = of_common(own, Limit::Most(1.03));
+        bars.push(bar(own, format!("visible p50, lookahead to {mode}"), value, limit));
         if own.query == "chain5" {
             let value = ratio(best, own.visible_p50_ms);
             let name = format!("visible p50, {mode} to lookahead (goal)");
-            bars.push(bar(own, name, value, Limit::Least(2.0)));
+            bars.push(bar(own, name, value, of_common(own, Limit::Least(2.0))));
         }
     }
     if let Some((mode, best)) = least(|c| c.visible_p999_ms) {
         let value = ratio(own.visible_p999_ms, best);
-        bars.push(bar(own, format!("visible p999, lookahead to {mode}"), value, Limit::Most(1.03)));
+        let limit = of_p999(own, Limit::Most(1.03));
+        bars.push(bar(own, format!("visible p999, lookahead to {mode}"), value, limit));
     }
     if let (Some((mode, best)), Some(most)) =
         (least(|c| -c.max_events_per_s.unwrap_or_default()), own.max_events_per_s)
@@ -149,6 +161,16 @@ fn is_light(query: &str) -> bool {
     Query::by_name(query).is_some_and(|q| q.caches == 1)
 }
 
+/// A limit for rows that all modes get: at the rate of sync modes nothing is judged.
+fn of_common(own: &Cost, limit: Limit) -> Limit {
+    if own.load == Load::Common { limit } else { Limit::None }
+}
+
+/// A limit of a percentile that few rows do not have.
+fn of_p999(own: &Cost, limit: Limit) -> Limit {
+    if own.rows >= LEAST_ROWS { of_common(own, limit) } else { Limit::None }
+}
+
 fn is_judged(cost: &Cost) -> bool {
     JUDGED.contains(&cost.profile.as_str())
 }
@@ -168,7 +190,7 @@ pub fn of_queries(medians: &[Cost]) -> Vec<Bar> {
 }
 
 fn drains(medians: &[Cost]) -> Vec<Bar> {
-    let own = |c: &&Cost| c.mode == LOOKAHEAD;
+    let own = |c: &&Cost| c.mode == LOOKAHEAD && c.load == Load::Common;
     let of_query = |name: &'static str| medians.iter().filter(own).filter(move |c| c.query == name);
     let mut bars = Vec::new();
     for five in of_query("join5") {
@@ -198,16 +220,19 @@ impl Gain<'_> {
     }
 }
 
+/// Of queries with enough rows.
 fn gains<'a>(medians: &'a [Cost]) -> Vec<Gain<'a>> {
     let gain = |own: &'a Cost| {
         let is_same = |c: &&Cost| {
-            (c.query == own.query && c.profile == own.profile) && is_same_setting(c, own)
+            (c.query == own.query && c.profile == own.profile && c.load == own.load)
+                && is_same_setting(c, own)
         };
         let (mode, best) =
             least(&baselines(medians.iter().filter(is_same)), |c| c.state_wait_p999_ms)?;
         Some(Gain { own, mode, value: ratio(best, own.state_wait_p999_ms) })
     };
-    medians.iter().filter(|c| c.mode == LOOKAHEAD).filter_map(gain).collect()
+    let is_own = |c: &&Cost| c.mode == LOOKAHEAD && c.load == Load::Common && c.rows >= LEAST_ROWS;
+    medians.iter().filter(is_own).filter_map(gain).collect()
 }
 
 /// Judged only if every query was run: it may be any of them.
@@ -245,11 +270,13 @@ pub fn print(bars: &[Bar]) -> Result<(), String> {
         let should = match (bar.at_least, bar.at_most) {
             (Some(least), _) => format!("at least {least}: {}", word(bar.met)),
             (_, Some(most)) => format!("at most {most}: {}", word(bar.met)),
+            _ if bar.rows < LEAST_ROWS => format!("no bar: of {} rows", bar.rows),
             _ => "no bar".to_owned(),
         };
+        let (load, value) = (bar.load.suffix(), bar.value);
         println!(
-            "{:7} {}{disk}: {} = {:.3} ({should})",
-            bar.query, bar.profile, bar.bar, bar.value
+            "{:7} {}{disk}{load}: {} = {value:.3} ({should})",
+            bar.query, bar.profile, bar.bar
         );
     }
     for bar in bars {
@@ -274,6 +301,7 @@ mod tests {
             visible_p50_ms: visible,
             visible_p999_ms: visible,
             state_wait_p999_ms: waited,
+            rows: LEAST_ROWS,
             max_events_per_s: Some(most),
             ..Cost::default()
         }
@@ -353,5 +381,20 @@ mod tests {
         let few = [waits("join1", "dfs", 20.0), waits("q13", "dfs", 30.0)].concat();
         assert_eq!(told(&of_queries(&few)[0]), ("q13".to_owned(), 3.0, None, true));
         assert!(of_queries(&few[..2]).is_empty(), "it is told with the query already");
+    }
+
+    #[test]
+    fn percentiles_of_few_rows_and_at_the_rate_of_sync_modes_are_told_and_not_judged() {
+        let judged = |change: fn(Cost) -> Cost| -> Vec<String> {
+            let medians = waits("join1", "nvme", 12.0).map(change);
+            let bars = of_modes(&medians).into_iter().chain(of_queries(&medians));
+            let is_judged = |b: &Bar| b.at_least.or(b.at_most).is_some();
+            bars.filter(is_judged).map(|b| b.bar).collect()
+        };
+        let maximum = "maximum rate, lookahead to async-lru";
+        assert_eq!(judged(|cost| Cost { load: Load::Sync, ..cost }), [maximum]);
+        let few = judged(|cost| Cost { rows: LEAST_ROWS - 1, ..cost });
+        assert_eq!(few, ["visible p50, lookahead to async-lru", maximum]);
+        assert_eq!(judged(|cost| cost).len(), 4);
     }
 }

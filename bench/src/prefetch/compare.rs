@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::args::{Order, Setting};
 use super::arrivals::{self, Measured};
 use super::bars;
+use super::groups::{self, Group, Load};
 use super::invalid::Invalid;
 use super::load::{self, Reader, Sessions};
 use super::modes::{BOUND, FIXED, Mode, RAM, RECORDED};
 use super::queries::Keys;
-use super::rate;
 use super::report::Cost;
 use super::times::Latencies;
 use super::world::{Running, World};
@@ -53,37 +53,36 @@ impl Comparison<'_> {
             Some(_) => vec![None; self.order.plan.run.len()],
             None => self.most_rows().await?,
         };
-        let slowest = most.iter().flatten().copied().reduce(f64::min).unwrap_or_default();
-        let rate = match self.order.rate {
-            Some(rate) => rate,
-            None => rate::choose(self, slowest).await?,
-        };
-        self.note_few_rows(rate);
-        let (mut rows, invalid) = self.measure_all(rate, &most).await?;
-        let mut medians = Vec::new();
-        for row in &rows {
-            medians.push(Cost::median(&row.costs)?);
+        let groups = groups::of(self, &most).await?;
+        let mut outcome = Outcome { medians: Vec::new(), invalid: 0 };
+        for group in &groups {
+            self.run_group(group, &most, &mut outcome).await?;
         }
-        self.add_fixed(&mut medians, &mut rows)?;
+        Ok(outcome)
+    }
+
+    async fn run_group(
+        &self,
+        group: &Group<'_>,
+        most: &[Option<f64>],
+        outcome: &mut Outcome,
+    ) -> Result<(), String> {
+        let (mut rows, invalid) = self.measure_all(group, most).await?;
+        let medians = rows.iter().map(|row| Cost::median(&row.costs));
+        let mut medians = medians.collect::<Result<Vec<Cost>, String>>()?;
+        if self.order.plan.fixed && group.load == Load::Common {
+            self.add_fixed(&mut medians, &mut rows)?;
+        }
+        group.print(&format!("{} {}", self.world.query.name, self.setting.label()));
         medians.iter().try_for_each(Cost::print)?;
         invalid.iter().try_for_each(Invalid::print)?;
         bars::print(&bars::of_modes(&medians))?;
         if let Some(directory) = &self.order.svg {
-            self.draw(directory, &rows)?;
+            self.draw(directory, group.load, &rows)?;
         }
-        Ok(Outcome { medians, invalid: invalid.len() })
-    }
-
-    /// The percentiles of few rows are those of a handful of epochs.
-    fn note_few_rows(&self, rate: f64) {
-        let rows = rate * self.order.seconds;
-        if rows < 1_000.0 {
-            eprintln!(
-                "{} {}: {rows:.0} rows in a run; the 99.9th percentile is of fewer than a thousand",
-                self.world.query.name,
-                self.setting.label()
-            );
-        }
+        outcome.medians.extend(medians);
+        outcome.invalid += invalid.len();
+        Ok(())
     }
 
     fn keys(&self) -> Keys {
@@ -119,24 +118,24 @@ impl Comparison<'_> {
         most
     }
 
-    /// Every mode at a rate, as often as is asked for; lines are printed as they come.
+    /// Every mode of a group, as often as is asked for; lines are printed as they come.
     async fn measure_all(
         &self,
-        rate: f64,
+        group: &Group<'_>,
         most: &[Option<f64>],
     ) -> Result<(Vec<Row>, Vec<Invalid>), String> {
-        let plan = &self.order.plan;
         let row =
             |mode: &str| Row { mode: mode.to_owned(), costs: Vec::new(), latencies: Vec::new() };
-        let mut rows: Vec<Row> = plan.run.iter().map(|m| row(m.name)).collect();
+        let mut rows: Vec<Row> = group.modes.iter().map(|(_, m)| row(m.name)).collect();
         let mut bound = row(BOUND);
         let (mut hash, mut invalid) = (None, Vec::new());
         for number in 0..self.order.runs {
             let mut runs = Vec::new();
-            for (i, mode) in in_turn(&plan.run, number) {
-                let mut run = self.measure(mode, rate, self.order.seconds).await?;
+            for (place, mode) in in_turn(&group.modes, number) {
+                let mut run = self.measure(mode, group.rate, group.seconds).await?;
                 run.cost.run = Some(number);
-                run.cost.max_events_per_s = most.get(i).copied().flatten();
+                run.cost.load = group.load;
+                run.cost.max_events_per_s = most.get(place).copied().flatten();
                 self.require_same(&mut hash, &run.cost)?;
                 invalid.extend(Invalid::of(mode, self.setting, &run.cost));
                 runs.push((mode.name, run));
@@ -148,7 +147,7 @@ impl Comparison<'_> {
                     row.latencies.push(run.latencies.clone());
                 }
             }
-            if plan.bound {
+            if self.order.plan.bound && group.load == Load::Common {
                 let (cost, latencies) = self.bound_of(&runs)?;
                 bound.costs.push(cost);
                 bound.latencies.push(latencies);
@@ -162,7 +161,7 @@ impl Comparison<'_> {
         Ok((rows, invalid))
     }
 
-    /// All modes have the same result.
+    /// All modes have the same result of the same rows.
     fn require_same(&self, known: &mut Option<String>, cost: &Cost) -> Result<(), String> {
         let expected = known.get_or_insert_with(|| cost.output_hash.clone());
         if *expected == cost.output_hash {
@@ -201,9 +200,6 @@ impl Comparison<'_> {
     /// Adds the mode `fixed`: of those with a fixed place the best, by the product of what a row waits for state at the
     /// 99.9th percentile and of the median time until it is visible.
     fn add_fixed(&self, medians: &mut Vec<Cost>, rows: &mut Vec<Row>) -> Result<(), String> {
-        if !self.order.plan.fixed {
-            return Ok(());
-        }
         let is_candidate =
             |name: &str| self.order.plan.run.iter().any(|m| m.is_candidate() && m.name == name);
         let score = |c: &Cost| c.state_wait_p999_ms * c.visible_p50_ms;
@@ -230,7 +226,7 @@ impl Comparison<'_> {
         Ok((recorded.cost.bound(&latencies), latencies))
     }
 
-    fn draw(&self, directory: &Path, rows: &[Row]) -> Result<(), String> {
+    fn draw(&self, directory: &Path, load: Load, rows: &[Row]) -> Result<(), String> {
         let panel = |title: &str, of: fn(Latencies) -> Vec<f64>| {
             let line = |row: &Row| {
                 let all = Latencies::all(row.latencies.iter().cloned());
@@ -253,16 +249,17 @@ impl Comparison<'_> {
         let Setting { skew, state_to_cache, threshold, .. } = setting;
         let title = format!("{query}, {}, {}", setting.label(), setting.title());
         let name = format!(
-            "prefetch-{query}-{}-skew{skew}-cache{state_to_cache}-threshold{threshold}.svg",
-            setting.label()
+            "prefetch-{query}-{}-skew{skew}-cache{state_to_cache}-threshold{threshold}{}.svg",
+            setting.label(),
+            load.suffix()
         );
         chart::write(directory, &name, &chart::svg(&title, &panels))
     }
 }
 
 /// The modes with their places in the list, every second time from the last to the first: none is always after another.
-fn in_turn(modes: &[Mode], number: u32) -> Vec<(usize, &Mode)> {
-    let mut order: Vec<(usize, &Mode)> = modes.iter().enumerate().collect();
+fn in_turn<'a>(modes: &[(usize, &'a Mode)], number: u32) -> Vec<(usize, &'a Mode)> {
+    let mut order = modes.to_vec();
     if number % 2 == 1 {
         order.reverse();
     }

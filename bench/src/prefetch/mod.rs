@@ -2,7 +2,7 @@
 //!
 //! The state of a query, some times larger than the caches, is built once. Each mode runs on a copy of it, in a server
 //! of its own with cold caches and the same memory, over a simulated store. Rows arrive at a fixed rate whatever
-//! becomes of those before: see [`rate`]. `visible` is the time from a row's arrival until it can be read in
+//! becomes of those before: see [`rate`] and [`groups`]. `visible` is the time from a row's arrival until it can be read in
 //! the last view; `state_wait` from when a view could read the row until the view's epoch with it was sealed, which
 //! contains the reads of cold state and no commit (over a chain of views, the sum). All modes must have the same result.
 //!
@@ -14,6 +14,7 @@ mod args;
 mod arrivals;
 mod bars;
 mod compare;
+mod groups;
 mod invalid;
 mod load;
 mod modes;

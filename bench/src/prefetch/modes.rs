@@ -114,6 +114,11 @@ impl Mode {
         !self.has_hints() && !self.in_memory
     }
 
+    /// A row waits for its state before the next is looked at.
+    pub fn is_synchronous(&self) -> bool {
+        self.access == Synchronous
+    }
+
     /// Keys are announced in it.
     pub fn has_hints(&self) -> bool {
         self.lookahead != LookaheadMode::Off
@@ -141,7 +146,7 @@ impl Mode {
             lookahead: self.lookahead,
             sketch: SketchOptions { threshold, ..defaults.sketch },
             // A row waits for its state before the next is looked at.
-            chunk_rows: if self.access == Synchronous { 1 } else { defaults.chunk_rows },
+            chunk_rows: if self.is_synchronous() { 1 } else { defaults.chunk_rows },
             ..defaults
         }
     }

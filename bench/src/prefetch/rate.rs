@@ -1,4 +1,5 @@
-//! How many rows a second a comparison sends if none are given.
+//! How many rows a second a comparison sends if none are given: to asynchronous modes, if there are any; see
+//! [`super::groups`].
 //!
 //! A share of the slowest mode's maximum is not enough: the maximum is that of large batches, each of which reads most
 //! of the state in a few large requests and keeps the processor busy. There nothing is left to hide. So the rate is
@@ -11,7 +12,7 @@ use super::modes::{Mode, RECORDED};
 use crate::usage::cores;
 
 /// Of the slowest mode's maximum.
-const LOAD: f64 = 0.7;
+pub const LOAD: f64 = 0.7;
 /// Of the cores that the process may take, its clients and the simulated store among it. A task works on one core, so
 /// as many count as there are tasks.
 const MOST_CPU: f64 = 0.5;
@@ -62,12 +63,16 @@ impl Trial {
     }
 }
 
-/// Below the share of the slowest mode's `maximum`, and by trials below what the processor and the state allow.
-pub async fn choose(comparison: &Comparison<'_>, maximum: f64) -> Result<f64, String> {
-    let modes = &comparison.order.plan.run;
-    let named = |name: &str| modes.iter().find(|m| m.name == name);
-    let cold = || modes.iter().find(|m| !m.in_memory);
-    let mode = named(RECORDED).or_else(cold);
+/// For these modes, with their places in the plan: below the share of the slowest one's `maximum`, and by trials below
+/// what the processor and the state allow.
+pub async fn choose(
+    comparison: &Comparison<'_>,
+    modes: &[(usize, &Mode)],
+    maximum: f64,
+) -> Result<f64, String> {
+    let named = |name: &str| modes.iter().find(|(_, m)| m.name == name);
+    let cold = || modes.iter().find(|(_, m)| !m.in_memory);
+    let mode = named(RECORDED).or_else(cold).map(|(_, mode)| *mode);
     let mut rate = (maximum * LOAD).max(1.0);
     // Of nothing but `ram` nothing is cold.
     let Some(mode) = mode else { return Ok(rate) };

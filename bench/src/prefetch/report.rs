@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::args::Setting;
 use super::arrivals::Measured;
+use super::groups::Load;
 use super::modes::BOUND;
 use super::times::{Latencies, percentiles};
 use super::world::World;
@@ -20,6 +21,8 @@ pub struct Cost {
     pub query: String,
     pub profile: String,
     pub mode: String,
+    /// Which rows: those of all modes, or those that only some get.
+    pub load: Load,
     /// Null: these are medians.
     pub run: Option<u32>,
     pub runs: u32,
@@ -220,7 +223,7 @@ impl Cost {
             "{:7} {:15} {:15} {:>8.0} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8} {:>8} {:>6} {:>7} {:>6} {:>8} {:>7} {:>6} {:>6} {:>9} {}",
             self.query,
             format!("{}{disk}", self.profile),
-            format!("{}{mode}", self.mode),
+            format!("{}{mode}{}", self.mode, self.load.suffix()),
             self.rate,
             self.visible_p50_ms,
             self.visible_p99_ms,
