@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use millrace_executor::lookahead::sketch::SketchOptions;
 use millrace_storage::sim::Profile;
 
-use super::modes::{self, Plan};
+use super::modes::{self, LEAF, Plan, RECORDED};
 use super::queries::{QUERIES, Query};
 
 /// The least that a parallelism may be, and the most.
@@ -16,6 +16,9 @@ const DEFAULT_RUNS: u32 = 5;
 const QUICK_KEYS: u64 = 200_000;
 const QUICK_SECONDS: f64 = 3.0;
 const QUICK_CLOSED_SECONDS: f64 = 0.8;
+/// `--sweep threshold`: keys of which some are frequent, and where they are counted.
+const THRESHOLD_SKEW: f64 = 1.2;
+const THRESHOLD_MODES: [&str; 2] = [RECORDED, LEAF];
 /// The least share of the state to the caches with which no key is in memory but by chance.
 const COLD_STATE: f64 = 4.0;
 
@@ -88,8 +91,8 @@ pub struct Args {
     /// How the store behaves: nvme, dfs, s3-express, s3; `all` for all four
     #[arg(long, visible_alias = "profiles", value_delimiter = ',', default_value = "s3-express")]
     profile: Vec<String>,
-    /// Modes and groups of modes, separated by commas
-    #[arg(long, value_delimiter = ',', default_value = "all")]
+    /// Modes and groups of modes, separated by commas; by default all, and for --sweep threshold async-timestamp,leaf
+    #[arg(long, value_delimiter = ',')]
     modes: Vec<String>,
     /// A cache of blocks on a local disk, between memory and the store
     #[arg(long, value_enum, default_value = "off")]
@@ -100,9 +103,10 @@ pub struct Args {
     /// How many times larger the state is than the caches
     #[arg(long, default_value_t = 10)]
     state_to_cache: u64,
-    /// How unequally often keys come: the exponent of Zipf's law; 0: all keys alike, and each in its turn
-    #[arg(long, default_value_t = 0.0)]
-    skew: f64,
+    /// How unequally often keys come: the exponent of Zipf's law; 0: all keys alike, and each in its turn. By default 0,
+    /// and 1.2 for --sweep threshold
+    #[arg(long)]
+    skew: Option<f64>,
     /// Repeats everything for several values of one setting, on the same state
     #[arg(long, value_enum)]
     sweep: Option<Sweep>,
@@ -184,7 +188,7 @@ impl Args {
         Ok(Order {
             queries: self.queries()?,
             settings: self.settings()?,
-            plan: Plan::of(&self.modes)?,
+            plan: self.plan()?,
             keys,
             rate: self.rate,
             seconds,
@@ -195,6 +199,34 @@ impl Args {
             svg: self.svg.clone(),
             quick: self.quick,
         })
+    }
+
+    /// The sketch counts keys at the place `leaf` only, and only frequent ones reach a threshold: elsewhere all values of
+    /// its sweep show the same.
+    fn is_threshold_swept(&self) -> bool {
+        self.sweep == Some(Sweep::Threshold)
+    }
+
+    fn skew(&self) -> f64 {
+        self.skew.unwrap_or(if self.is_threshold_swept() { THRESHOLD_SKEW } else { 0.0 })
+    }
+
+    fn plan(&self) -> Result<Plan, String> {
+        let default: &[&str] = if self.is_threshold_swept() { &THRESHOLD_MODES } else { &["all"] };
+        let plan = match self.modes.is_empty() {
+            true => Plan::of(&default.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?,
+            false => Plan::of(&self.modes)?,
+        };
+        if self.is_threshold_swept() {
+            let has_leaf = plan.run.iter().any(|mode| mode.name == LEAF);
+            require(has_leaf, || {
+                format!("--sweep threshold needs the mode {LEAF}: elsewhere keys are not counted")
+            })?;
+            require(self.skew() > 0.0, || {
+                "--sweep threshold needs a --skew above 0: no key comes often enough".to_owned()
+            })?;
+        }
+        Ok(plan)
     }
 
     fn queries(&self) -> Result<Vec<&'static Query>, String> {
@@ -223,7 +255,7 @@ impl Args {
                     profile_name: profile_name.clone(),
                     profile,
                     disk_tier,
-                    skew: self.skew,
+                    skew: self.skew(),
                     state_to_cache: self.state_to_cache as f64,
                     threshold: SketchOptions::default().threshold,
                 };
@@ -311,6 +343,18 @@ mod tests {
     }
 
     #[test]
+    fn a_sweep_of_the_threshold_has_frequent_keys_where_they_are_counted() {
+        let swept = order(&["--sweep", "threshold"]).unwrap();
+        let names: Vec<&str> = swept.plan.run.iter().map(|m| m.name).collect();
+        assert_eq!(names, THRESHOLD_MODES);
+        let told: Vec<(f64, u8)> = swept.settings.iter().map(|s| (s.skew, s.threshold)).collect();
+        assert_eq!(told, [1, 10, 100, 255].map(|threshold| (THRESHOLD_SKEW, threshold)));
+        let own = order(&["--sweep", "threshold", "--skew", "0.9", "--modes", "async"]).unwrap();
+        assert!(own.settings.iter().all(|s| s.skew == 0.9) && own.plan.run.len() > 2);
+        assert_eq!(order(&[]).unwrap().settings[0].skew, 0.0);
+    }
+
+    #[test]
     fn a_bad_argument_is_named() {
         for (words, told) in [
             (vec!["--query", "join2"], "there is no query \"join2\"; there are join1, join3"),
@@ -320,6 +364,8 @@ mod tests {
             (vec!["--keys", "1"], "--keys must be at least"),
             (vec!["--skew=-1"], "a skew must be 0 to 2"),
             (vec!["--sweep-values", "1"], "--sweep"),
+            (vec!["--sweep", "threshold", "--skew", "0"], "needs a --skew above 0"),
+            (vec!["--sweep", "threshold", "--modes", "lookahead"], "needs the mode leaf"),
             (vec!["--parallelism", "65"], "--parallelism must be 1 to 64"),
         ] {
             let error = order(&words).map(drop).unwrap_err();

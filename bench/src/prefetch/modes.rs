@@ -37,12 +37,14 @@ const MODES: [Mode; 10] = [
     hints(LOOKAHEAD, LookaheadMode::Auto),
     hints("entry", LookaheadMode::Entry),
     hints("root", LookaheadMode::Root),
-    hints("leaf", LookaheadMode::Leaf),
+    hints(LEAF, LookaheadMode::Leaf),
     Mode { in_memory: true, ..mode(RAM, Asynchronous, Timestamp) },
 ];
 
 /// Hints as by default.
 pub const LOOKAHEAD: &str = "lookahead";
+/// Hints from rows that the leaf has read.
+pub const LEAF: &str = "leaf";
 /// Nothing is cold.
 pub const RAM: &str = "ram";
 /// The mode whose leads and reads are recorded for [`BOUND`].
@@ -53,7 +55,7 @@ pub const FIXED: &str = "fixed";
 pub const BOUND: &str = "bound";
 
 /// Places of [`FIXED`].
-const CANDIDATES: [&str; 3] = ["entry", "root", "leaf"];
+const CANDIDATES: [&str; 3] = ["entry", "root", LEAF];
 
 /// What all caches of the mode `ram` hold, which is more than the state.
 const IN_MEMORY_BYTES: usize = 512 << 20;
