@@ -185,10 +185,11 @@ impl Comparison<'_> {
         let measured = arrivals::open(self.world, &running, &sessions, (rate, count)).await?;
         let stats = running.sim.stats();
         let digest = digest_of_view(&running.server, running.view()).await?;
-        let cache_mb = running.cache as f64 / 1e6;
+        let (cache_mb, hints_mb) = (running.cache as f64 / 1e6, running.hints as f64 / 1e6);
         end(running, reader, sessions).await?;
         let latencies = Latencies::of(&measured.recording.rows()?);
-        let cost = Cost { cache_mb, ..Cost::of(self.world, self.setting, mode.name, rate) };
+        let cost =
+            Cost { cache_mb, hints_mb, ..Cost::of(self.world, self.setting, mode.name, rate) };
         let cost = cost.with_latencies(&latencies).with_measured(
             &measured,
             &stats,

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use millrace_executor::lookahead::presence::PLACES;
+use millrace_executor::lookahead::buffers;
 use millrace_executor::lookahead::sketch::SketchOptions;
 use millrace_executor::options::Eviction::{self, Clock, Lru, Timestamp};
 use millrace_executor::options::StateAccess::{self, Asynchronous, Synchronous};
 use millrace_executor::options::{ExecOptions, LookaheadMode};
 use millrace_storage::sim::Profile;
+
+use super::queries::Query;
 
 /// A mode that is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +58,9 @@ pub const BOUND: &str = "bound";
 
 /// Places of [`FIXED`].
 const CANDIDATES: [&str; 3] = ["entry", "root", LEAF];
+
+/// Every key is a `BIGINT`, and so is what brings the next key of a chain.
+const KEY_BYTES: usize = 8;
 
 /// What all caches of the mode `ram` hold, which is more than the state.
 const IN_MEMORY_BYTES: usize = 512 << 20;
@@ -126,16 +131,15 @@ impl Mode {
         self.lookahead != LookaheadMode::Off
     }
 
-    /// Bytes that hints take from the memory of each state cache: the table of keys in memory and the sketch of frequent
-    /// ones.
-    pub fn hint_bytes(&self) -> usize {
-        match self.lookahead {
-            LookaheadMode::Off => 0,
-            _ => {
-                let SketchOptions { rows, counters, .. } = SketchOptions::default();
-                PLACES * size_of::<u32>() + rows * counters
-            }
+    /// Bytes that hints for a query take at most, and that its caches therefore have less: tables of keys in memory,
+    /// sketches of frequent ones, and all that buffers hints and keys, for so many tasks.
+    pub fn hint_bytes(&self, query: &Query, parallelism: usize) -> usize {
+        if !self.has_hints() {
+            return 0;
         }
+        let each = buffers::operator_bytes(KEY_BYTES, SketchOptions::default());
+        let chain = if query.is_chained() { buffers::chain_bytes(KEY_BYTES) } else { 0 };
+        query.caches * parallelism * each + chain
     }
 
     /// With `cache` bytes for each state cache, and a threshold of the sketch of frequent keys.
@@ -226,5 +230,18 @@ mod tests {
         assert_eq!(names(&plan(&["bound"])), [RECORDED, RAM]);
         let asynchronous = plan(&["async"]);
         assert!(asynchronous.run.iter().all(|m| m.access == Asynchronous));
+    }
+
+    #[test]
+    fn hints_take_their_memory_from_the_caches() {
+        let bytes = |mode: &str, query: &str, tasks: usize| {
+            let query = Query::by_name(query).unwrap();
+            Mode::by_name(mode).unwrap().hint_bytes(query, tasks)
+        };
+        assert_eq!(bytes("async-lru", "join5", 1), 0);
+        let one = bytes(LOOKAHEAD, "join1", 1);
+        assert!(one > 600_000, "presence, sketch, waiting hints and keys being read: {one}");
+        assert_eq!(bytes(LOOKAHEAD, "join5", 2), 10 * one);
+        assert_eq!(bytes("leaf", "chain5", 1), 5 * one + buffers::chain_bytes(KEY_BYTES));
     }
 }

@@ -184,6 +184,11 @@ impl Query {
         QUERIES.iter().find(|q| q.name == name)
     }
 
+    /// A key comes out of the row that the read before has found.
+    pub fn is_chained(&self) -> bool {
+        self.views.len() == 1 && self.caches > self.parallel_reads as usize
+    }
+
     pub fn tables(&self) -> Vec<String> {
         let events = "CREATE TABLE events (id BIGINT, k0 BIGINT, k1 BIGINT, k2 BIGINT, k3 BIGINT, k4 BIGINT, \
                       v BIGINT, at TIMESTAMP, pad VARCHAR) APPEND ONLY";

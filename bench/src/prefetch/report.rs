@@ -76,6 +76,8 @@ pub struct Cost {
     pub dollars_per_million: Option<f64>,
     pub state_mb: f64,
     pub cache_mb: f64,
+    /// Of it, what hints may need at most, or half of it if they may need more: the caches have it less.
+    pub hints_mb: f64,
     pub output_rows: i64,
     pub output_hash: String,
 }

@@ -59,6 +59,8 @@ pub struct Running {
     /// Memory for cold state, in bytes: half of it decoded blocks, the other half shared by the state caches, and what
     /// hints need.
     pub cache: usize,
+    /// Of it, what hints may need.
+    pub hints: usize,
     dir: TempDir,
 }
 
@@ -133,7 +135,8 @@ impl World {
         let cache = (self.state as f64 / setting.state_to_cache) as usize;
         let caches = self.query.caches * self.parallelism;
         // What hints need is memory that the caches have less, but never more than half of it.
-        let left = cache.saturating_sub(caches * mode.hint_bytes()).max(cache / 2);
+        let hints = mode.hint_bytes(self.query, self.parallelism);
+        let left = cache.saturating_sub(hints).max(cache / 2);
         let exec = Some(mode.exec_options(left / 2 / caches, setting.threshold));
         let overrides = Overrides { exec, ..Overrides::threads_apart() };
         let dir = temporary(None)?;
@@ -144,6 +147,7 @@ impl World {
         let start = Start { sim, overrides, flush_bytes: FLUSH_BYTES, disk_tier, dir };
         let mut running = self.start(start).await?;
         running.cache = cache;
+        running.hints = cache - left;
         if !mode.in_memory {
             let blocks = running.server.store.cache();
             blocks.set_memory_bytes(left / 2).map_err(|e| e.to_string())?;
@@ -174,7 +178,7 @@ impl World {
             until_open(&server).await?;
         }
         let client = connect(server.address.port()).await?;
-        Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, dir })
+        Ok(Running { server, client, sim, relations: Vec::new(), cache: 0, hints: 0, dir })
     }
 }
 

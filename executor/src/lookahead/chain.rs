@@ -27,9 +27,9 @@ use crate::state::arena::{column_bytes, new_batch};
 /// Rows that are paired with a hinted one at most.
 pub const MAX_MATCHES: usize = 16;
 /// Lists of pairs that wait for the walker at most.
-const QUEUE: usize = 64;
+pub const QUEUE: usize = 64;
 /// Pairs of one list at most.
-const LIST_PAIRS: usize = 1024;
+pub const LIST_PAIRS: usize = 1024;
 /// Bytes of one list at most, and of what the rows that are met bring to the lists of one hint: pairs with larger rows
 /// are dropped.
 pub const LIST_BYTES: usize = 256 << 10;

@@ -26,7 +26,7 @@ use crate::options::LookaheadMode;
 use crate::stats::{self, OperatorMetrics};
 
 /// Hints that wait for a task at most: beyond it they are dropped.
-const TASK_HINTS: usize = 64;
+pub const TASK_HINTS: usize = 64;
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);

@@ -34,6 +34,7 @@ mod notes;
 
 use self::chains::Chains;
 pub use self::chains::{Met, MostMet};
+pub use hints::MAX_KEYS_AHEAD;
 #[cfg(test)]
 pub use hints::{MAX_BYTES, MAX_ROWS};
 

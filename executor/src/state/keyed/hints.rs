@@ -29,7 +29,7 @@ pub const MAX_ROWS: usize = 4_096;
 /// Bytes of them: one with more is not kept either.
 pub const MAX_BYTES: usize = 256 << 10;
 /// Keys that may be read ahead at once.
-const MAX_KEYS: usize = 8_192;
+pub const MAX_KEYS_AHEAD: usize = 8_192;
 /// What an entry takes at least, for the bound on how many are due.
 const MIN_ENTRY: usize = 128;
 /// So many bytes of an answer are taken in whatever is due.
@@ -170,7 +170,7 @@ impl<E: Entries> KeyedState<E> {
         // Those that are being read hold nothing yet but their keys.
         let expected = reading * (entry - ENTRY_BYTES.min(entry));
         let room = self.room_bytes().saturating_sub(expected) / entry;
-        room.min(MAX_KEYS.saturating_sub(reading))
+        room.min(MAX_KEYS_AHEAD.saturating_sub(reading))
     }
 
     /// How many more bytes may be due.
