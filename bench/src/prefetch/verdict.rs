@@ -121,6 +121,39 @@ fn median(seconds: &[Second], number: fn(&Second) -> f64) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or_default()
 }
 
+/// What a run comes to. Names are those of the JSON line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    pub mode: String,
+    /// The store at first, and in the third phase.
+    pub profile: String,
+    pub faster: String,
+    pub rate: f64,
+    pub checks: usize,
+    pub met: usize,
+    /// Names of the checks that are not met.
+    pub missed: Vec<String>,
+}
+
+impl Outcome {
+    /// With these verdicts. `of`: who and what.
+    pub fn with(verdicts: &[Verdict], of: Outcome) -> Outcome {
+        let missed: Vec<String> =
+            verdicts.iter().filter(|v| !v.met).map(|v| v.check.clone()).collect();
+        Outcome { checks: verdicts.len(), met: verdicts.len() - missed.len(), missed, ..of }
+    }
+
+    /// A line for people and one for programs.
+    pub fn print(&self) -> Result<(), String> {
+        println!(
+            "adapt {} {}: {} of {} checks are met",
+            self.mode, self.profile, self.met, self.checks
+        );
+        println!("{}", serde_json::to_string(self).map_err(|e| e.to_string())?);
+        Ok(())
+    }
+}
+
 /// A line for people and one for programs of each.
 pub fn print(verdicts: &[Verdict]) -> Result<(), String> {
     for v in verdicts {
@@ -166,6 +199,23 @@ mod tests {
         // One good second between bad ones is no end.
         let verdict = of(&line(|s| if s == 2 { 0 } else { 90 }, |_| 1), PHASE).remove(0);
         assert!(!verdict.met);
+    }
+
+    #[test]
+    fn what_is_missed_is_named() {
+        let verdicts = of(&line(|_| 90, |_| 1), PHASE);
+        let nothing = Outcome {
+            mode: "lookahead".to_owned(),
+            profile: "s3".to_owned(),
+            faster: "dfs".to_owned(),
+            rate: 1.0,
+            checks: 0,
+            met: 0,
+            missed: Vec::new(),
+        };
+        let outcome = Outcome::with(&verdicts, nothing);
+        assert_eq!((outcome.checks, outcome.met), (4, 3));
+        assert_eq!(outcome.missed, ["unannounced reads are back within 5 s of other keys"]);
     }
 
     #[test]
