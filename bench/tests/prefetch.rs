@@ -55,23 +55,30 @@ fn drawn(directory: &Path, part: &str) -> String {
 }
 
 #[test]
-fn every_mode_has_a_line_and_all_have_one_result() {
+fn every_mode_has_a_line_and_all_have_one_result_of_the_same_rows() {
     let small = ["--keys", "40000", "--rate", "100", "--seconds", "1"];
-    let words = ["prefetch", "--quick", "--profile", "nvme", "--modes", "lookahead,fixed,bound"];
+    let words =
+        ["prefetch", "--quick", "--profile", "nvme", "--modes", "lookahead,fixed,bound,ram-hints"];
     let mut lines = lines_of(&[&words[..], &small[..]].concat());
     lines.retain(|line| line.get("mode").is_some());
     let modes: Vec<&str> = lines.iter().filter_map(|l| l["mode"].as_str()).collect();
-    for mode in ["lookahead", "entry", "root", "leaf", "fixed", "ram", "bound"] {
+    for mode in
+        ["lookahead", "entry", "root", "leaf", "fixed", "ram", "bound", "ram-hot", "ram-hints"]
+    {
         assert!(modes.contains(&mode), "{mode} is not among {modes:?}");
     }
     for line in &lines {
         let missing: Vec<&&str> = FIELDS.iter().filter(|f| line.get(**f).is_none()).collect();
         assert!(missing.is_empty(), "{missing:?} of {line}");
-        assert_eq!(line["output_hash"], lines[0]["output_hash"]);
+        let same = lines.iter().find(|l| l["load"] == line["load"]).expect("at least itself");
+        assert_eq!(line["output_hash"], same["output_hash"]);
         assert!(line["rows"].as_u64().is_some_and(|rows| rows > 0));
     }
     let find = |mode: &str| lines.iter().find(|l| l["mode"] == mode).expect("it is there");
     assert!(find("lookahead")["hinted"].as_u64().is_some_and(|hinted| hinted > 0));
+    let hot = find("ram-hints");
+    assert_eq!((&hot["load"], &hot["hinted"]), (&Value::from("hot"), &Value::from(0)));
+    assert!(hot["cpu_ratio"].as_f64().is_some_and(|ratio| ratio > 0.0));
     let wait = |mode: &str| find(mode)["state_wait_p50_ms"].as_f64().expect("a number");
     assert!(wait("bound") <= wait("async-timestamp"), "a bound of the run that it is taken from");
 }

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use millrace_executor::lookahead::sketch::SketchOptions;
 use millrace_storage::sim::Profile;
 
-use super::modes::{self, LEAF, Plan, RECORDED};
+use super::modes::{self, LEAF, Plan, RAM_HINTS, RECORDED};
 use super::queries::{QUERIES, Query};
 
 /// The least that a parallelism may be, and the most.
@@ -35,8 +35,9 @@ ads (enrichment and a count by window), views (a chain of three views); `all`.
 Modes: sync-lru, sync-clock (a row waits for its state before the next), async-lru, async-clock, async-timestamp (rows
 overtake each other while state is read), lookahead (hints, as by default), entry, root, leaf (hints from one fixed
 place), fixed (the best of these three, which are all run), ram (nothing is cold), bound (what a perfect prefetcher
-would reach with the leads and reads of the async-timestamp run; runs that and ram). Groups: `all`, and `async`, which
-is `all` without the two sync modes.
+would reach with the leads and reads of the async-timestamp run; runs that and ram), ram-hints (hints as by default while
+few keys come and their state is in memory; runs ram-hot, which is the same without hints). Groups: `all`, and `async`,
+which is `all` without the two sync modes.
 
 Rate: at most 70 % of the maximum of the slowest asynchronous mode, lowered until at most half a core for each task is
 busy and keys are cold. Sync modes that cannot take it get rows apart, at 70 % of the maximum of the slowest of them, and
@@ -217,6 +218,9 @@ impl Args {
             true => Plan::of(&default.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?,
             false => Plan::of(&self.modes)?,
         };
+        require(self.rate.is_some() || plan.run.iter().any(|mode| !mode.hot), || {
+            format!("{RAM_HINTS} alone needs a --rate, or another mode beside it")
+        })?;
         if self.is_threshold_swept() {
             let has_leaf = plan.run.iter().any(|mode| mode.name == LEAF);
             require(has_leaf, || {
@@ -364,6 +368,7 @@ mod tests {
             (vec!["--keys", "1"], "--keys must be at least"),
             (vec!["--skew=-1"], "a skew must be 0 to 2"),
             (vec!["--sweep-values", "1"], "--sweep"),
+            (vec!["--modes", "ram-hints"], "ram-hints alone needs a --rate"),
             (vec!["--sweep", "threshold", "--skew", "0"], "needs a --skew above 0"),
             (vec!["--sweep", "threshold", "--modes", "lookahead"], "needs the mode leaf"),
             (vec!["--parallelism", "65"], "--parallelism must be 1 to 64"),

@@ -8,7 +8,7 @@ use tokio::sync::Mutex;
 use super::load::{STATEMENT_ROWS, Sessions, insert, wait_visible};
 use super::operators::{Operators, late_epochs};
 use super::times::{Epochs, Recording, Sent};
-use super::world::{Running, World};
+use super::world::Running;
 use crate::usage::{Mark, Usage};
 
 /// How often the worker is asked for its newest epochs.
@@ -110,14 +110,14 @@ pub struct Measured {
     pub epochs: u64,
 }
 
-/// Rows at a fixed rate, until all are visible.
+/// `count` rows from the number `first` on at a fixed rate, until all are visible.
 pub async fn open(
-    world: &World,
     running: &Running,
     sessions: &Sessions,
+    first: u64,
     (rate, count): (f64, u64),
 ) -> Result<Measured, String> {
-    let arrivals = Arrivals::new(Instant::now(), rate, world.first_row(), count);
+    let arrivals = Arrivals::new(Instant::now(), rate, first, count);
     let from = arrivals.due((count as f64 * WARM_UP) as u64);
     let marking = async {
         tokio::time::sleep_until(from.into()).await;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::groups::{LEAST_ROWS, Load};
-use super::modes::{BOUND, FIXED, LOOKAHEAD, Mode, RAM, RECORDED};
+use super::modes::{BOUND, FIXED, LOOKAHEAD, Mode, RAM, RAM_HINTS, RAM_HOT, RECORDED};
 use super::queries::{QUERIES, Query};
 use super::report::Cost;
 
@@ -66,9 +66,13 @@ fn bar(of: &Cost, name: String, value: f64, limit: Limit) -> Bar {
 }
 
 /// Of one query and setting: the mode `lookahead` against the best mode without hints (of each number), `fixed`, `ram`
-/// and `bound`. What was not run is left out. At the rate of sync modes: against these, told and not judged.
+/// and `bound`; of hot state what hints cost. What was not run is left out. At the rate of sync modes: against these, told
+/// and not judged.
 pub fn of_modes(medians: &[Cost]) -> Vec<Bar> {
     let find = |name: &str| medians.iter().find(|c| c.mode == name);
+    if let Some((own, without)) = find(RAM_HINTS).zip(find(RAM_HOT)) {
+        return of_hot(own, without);
+    }
     let Some(own) = find(LOOKAHEAD) else { return Vec::new() };
     let mut bars = against_baselines(own, &baselines(medians.iter()));
     if own.load != Load::Common {
@@ -150,15 +154,26 @@ fn against_baselines(own: &Cost, baselines: &[&Cost]) -> Vec<Bar> {
     }
     if let Some(value) = own.cpu_ratio {
         let name = format!("CPU, lookahead to {RECORDED} in the same round");
-        let limit = if is_light(&own.query) { Limit::Most(1.03) } else { Limit::None };
-        bars.push(bar(own, name, value, limit));
+        bars.push(bar(own, name, value, Limit::None));
     }
     bars
 }
 
-/// Queries with one read for a row.
-fn is_light(query: &str) -> bool {
-    Query::by_name(query).is_some_and(|q| q.caches == 1)
+/// Of state that is in memory: what hints cost, and that none is sent. Judged if no row waits without them: new groups
+/// of a window do.
+fn of_hot(own: &Cost, without: &Cost) -> Vec<Bar> {
+    let most = |most: f64| match without.cold_keys_per_epoch {
+        Some(keys) if keys > 0.0 => Limit::None,
+        _ => Limit::Most(most),
+    };
+    let cpu = own.cpu_ratio.map(|ratio| {
+        let name = format!("CPU, {RAM_HINTS} to {RAM_HOT} in the same round");
+        bar(own, name, ratio, most(1.03))
+    });
+    let hinted = own
+        .hinted
+        .map(|keys| bar(own, "keys announced of hot state".to_owned(), keys as f64, most(0.0)));
+    cpu.into_iter().chain(hinted).collect()
 }
 
 /// A limit for rows that all modes get: at the rate of sync modes nothing is judged.
@@ -329,6 +344,22 @@ mod tests {
         assert!(find(&bars, "visible p50 to bound").met);
         assert!(find(&bars, "visible p50 to ram").met);
         assert!(of_modes(&medians[..2]).is_empty(), "nothing to compare");
+    }
+
+    #[test]
+    fn hints_cost_next_to_nothing_where_state_is_hot() {
+        let hot = |ratio: f64, hinted: u64, waited: f64| {
+            let of = |mode| Cost {
+                load: Load::Hot,
+                cold_keys_per_epoch: Some(waited),
+                ..cost(mode, 1.0, 1.0, 1.0)
+            };
+            let own = Cost { cpu_ratio: Some(ratio), hinted: Some(hinted), ..of("ram-hints") };
+            of_modes(&[of("ram-hot"), own]).iter().map(|b| b.met).collect::<Vec<_>>()
+        };
+        assert_eq!(hot(1.03, 0, 0.0), [true, true]);
+        assert_eq!(hot(1.04, 1, 0.0), [false, false]);
+        assert_eq!(hot(1.04, 1, 0.1), [true, true], "told: some state was not in memory");
     }
 
     #[test]

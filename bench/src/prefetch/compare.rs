@@ -3,19 +3,24 @@
 use std::path::Path;
 use std::time::Duration;
 
+use millrace_storage::sim::Profile;
+
 use super::args::{Order, Setting};
 use super::arrivals::{self, Measured};
 use super::bars;
 use super::groups::{self, Group, Load};
 use super::invalid::Invalid;
 use super::load::{self, Reader, Sessions};
-use super::modes::{BOUND, FIXED, Mode, RAM, RECORDED};
+use super::modes::{BOUND, FIXED, Mode, RAM, RAM_HOT, RECORDED};
 use super::queries::Keys;
 use super::report::Cost;
 use super::times::Latencies;
 use super::world::{Running, World};
 use crate::chart::{self, Line, Panel, XScale, YScale};
 use crate::nexmark::digest_of_view;
+
+/// Keys of rows whose state is in memory.
+const HOT_KEYS: u64 = 1_000;
 
 /// The runs of one mode.
 struct Row {
@@ -85,18 +90,21 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    fn keys(&self) -> Keys {
-        Keys { count: self.world.keys, skew: self.setting.skew }
+    fn keys(&self, mode: &Mode) -> Keys {
+        match mode.hot {
+            true => Keys::in_turn(self.world.keys.min(HOT_KEYS)),
+            false => Keys { count: self.world.keys, skew: self.setting.skew },
+        }
     }
 
-    /// Of each mode the most rows a second that it can take: the median of the runs. A quick comparison leaves out the
-    /// modes that only `fixed` is taken from.
+    /// Of each mode the most rows a second that it can take: the median of the runs; not of those whose state is hot. A
+    /// quick comparison leaves out the modes that only `fixed` is taken from.
     async fn most_rows(&self) -> Result<Vec<Option<f64>>, String> {
         let modes = &self.order.plan.run;
         let mut most = vec![Vec::new(); modes.len()];
         for _ in 0..self.order.runs {
             let all = !self.order.quick || modes.iter().all(Mode::is_candidate);
-            let asked = |mode: &Mode| all || !mode.is_candidate();
+            let asked = |mode: &Mode| !mode.hot && (all || !mode.is_candidate());
             for (mode, most) in modes.iter().zip(&mut most).filter(|(mode, _)| asked(mode)) {
                 most.push(self.most_rows_of(mode).await?);
             }
@@ -111,7 +119,8 @@ impl Comparison<'_> {
     async fn most_rows_of(&self, mode: &Mode) -> Result<f64, String> {
         let running = self.world.copy(mode, self.setting).await?;
         let reader = Reader::open(self.world, &running).await?;
-        let sessions = Sessions::open(&self.keys(), &running, self.order.sessions).await?;
+        let keys = self.keys(mode);
+        let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;
         let budget = Duration::from_secs_f64(self.order.closed_seconds);
         let most = load::closed(self.world, &running, &sessions, budget).await;
         end(running, reader, sessions).await?;
@@ -140,7 +149,7 @@ impl Comparison<'_> {
                 invalid.extend(Invalid::of(mode, self.setting, &run.cost));
                 runs.push((mode.name, run));
             }
-            add_cpu_ratios(&mut runs);
+            add_cpu_ratios(group.load, &mut runs);
             for (name, run) in &runs {
                 for row in rows.iter_mut().filter(|r| r.mode == *name) {
                     row.costs.push(run.cost.clone());
@@ -180,9 +189,14 @@ impl Comparison<'_> {
     pub async fn measure(&self, mode: &Mode, rate: f64, seconds: f64) -> Result<Run, String> {
         let running = self.world.copy(mode, self.setting).await?;
         let reader = Reader::open(self.world, &running).await?;
-        let sessions = Sessions::open(&self.keys(), &running, self.order.sessions).await?;
+        let keys = self.keys(mode);
+        let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;
+        let first = match mode.hot {
+            true => self.warm(mode, &running, &sessions, &keys).await?,
+            false => self.world.first_row(),
+        };
         let count = ((rate * seconds) as u64).max(1);
-        let measured = arrivals::open(self.world, &running, &sessions, (rate, count)).await?;
+        let measured = arrivals::open(&running, &sessions, first, (rate, count)).await?;
         let stats = running.sim.stats();
         let digest = digest_of_view(&running.server, running.view()).await?;
         let (cache_mb, hints_mb) = (running.cache as f64 / 1e6, running.hints as f64 / 1e6);
@@ -196,6 +210,20 @@ impl Comparison<'_> {
             self.world.query.caches,
         );
         Ok(Run { cost: cost.with_output(digest), latencies, measured })
+    }
+
+    /// Over a store that answers at once until the state is in memory; the number of the next row.
+    async fn warm(
+        &self,
+        mode: &Mode,
+        running: &Running,
+        sessions: &Sessions,
+        keys: &Keys,
+    ) -> Result<u64, String> {
+        running.sim.set_profile(Profile::INSTANT);
+        let next = load::warm(self.world, running, sessions, keys).await?;
+        running.sim.set_profile(mode.profile(self.setting.profile));
+        Ok(next)
     }
 
     /// Adds the mode `fixed`: of those with a fixed place the best, by the product of what a row waits for state at the
@@ -267,10 +295,11 @@ fn in_turn<'a>(modes: &[(usize, &'a Mode)], number: u32) -> Vec<(usize, &'a Mode
     order
 }
 
-/// Of the runs of one round.
-fn add_cpu_ratios(runs: &mut [(&'static str, Run)]) {
-    let recorded = runs.iter().find(|(name, _)| *name == RECORDED);
-    let Some(base) = recorded.and_then(|(_, run)| run.cost.cpu_s).filter(|s| *s > 0.0) else {
+/// Of the runs of one round: to the mode that differs from the one with hints by nothing else.
+fn add_cpu_ratios(load: Load, runs: &mut [(&'static str, Run)]) {
+    let without = if load == Load::Hot { RAM_HOT } else { RECORDED };
+    let found = runs.iter().find(|(name, _)| *name == without);
+    let Some(base) = found.and_then(|(_, run)| run.cost.cpu_s).filter(|s| *s > 0.0) else {
         return;
     };
     for (_, Run { cost, .. }) in runs {

@@ -4,6 +4,8 @@
 //! its state before the next may take a hundredth of that over a slow store: at its rate the others would have a handful
 //! of rows a second, and percentiles of nothing. Those that cannot take the rate of the others get rows apart, at a rate
 //! of their own, and the mode with hints gets the same rows once more beside them.
+//!
+//! What hints cost where they gain nothing is seen with state that is in memory: of few keys, so with other rows.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +28,8 @@ pub enum Load {
     Common,
     /// At the rate of sync modes that cannot take the common one.
     Sync,
+    /// Rows with few keys, whose state is in memory before.
+    Hot,
 }
 
 impl Load {
@@ -34,6 +38,7 @@ impl Load {
         match self {
             Load::Common => "",
             Load::Sync => "-sync",
+            Load::Hot => "-hot",
         }
     }
 }
@@ -55,13 +60,27 @@ pub async fn of<'a>(
     most: &[Option<f64>],
 ) -> Result<Vec<Group<'a>>, String> {
     let order = comparison.order;
-    let all: Vec<(usize, &Mode)> = order.plan.run.iter().enumerate().collect();
-    if let Some(rate) = order.rate {
-        return Ok(vec![Group { load: Load::Common, modes: all, rate, seconds: order.seconds }]);
-    }
-    let leading = leading(&all);
-    let rate = rate::choose(comparison, &leading, slowest(&leading, most)).await?;
-    Ok(divided(order, &all, most, rate))
+    let all = order.plan.run.iter().enumerate();
+    let (hot, cold): (Vec<_>, Vec<_>) = all.partition(|(_, mode)| mode.hot);
+    let mut groups = match order.rate {
+        Some(rate) => {
+            vec![Group { load: Load::Common, modes: cold, rate, seconds: order.seconds }]
+        }
+        None => {
+            let leading = leading(&cold);
+            let rate = rate::choose(comparison, &leading, slowest(&leading, most)).await?;
+            divided(order, &cold, most, rate)
+        }
+    };
+    let first = groups.first().map(|group| (group.rate, group.seconds));
+    groups.extend(first.map(|(rate, seconds)| Group {
+        load: Load::Hot,
+        modes: hot,
+        rate,
+        seconds,
+    }));
+    groups.retain(|group| !group.modes.is_empty());
+    Ok(groups)
 }
 
 /// Those whose slowest decides the common rate: the asynchronous ones, if any is not in memory.
@@ -116,6 +135,10 @@ impl Group<'_> {
             Load::Common => String::new(),
             Load::Sync => format!(
                 " (mode{}), apart, since the sync modes cannot take the common rate: compared only with each other",
+                self.load.suffix()
+            ),
+            Load::Hot => format!(
+                " (mode{}), with few keys whose state is in memory: compared only with each other",
                 self.load.suffix()
             ),
         };

@@ -10,6 +10,8 @@ use super::report::Cost;
 pub const LEAST_COLD: f64 = 0.25;
 /// Keys that rows waited for, by rows: with more of them there should have been hints.
 const MOST_WAITS: f64 = 0.01;
+/// The same where state is in memory: each window of `ads` has new groups.
+const MOST_HOT_WAITS: f64 = 0.1;
 
 /// Names are those of the JSON line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,7 +26,9 @@ pub struct Invalid {
 impl Invalid {
     /// What is wrong with a run, if anything is.
     pub fn of(mode: &Mode, setting: &Setting, cost: &Cost) -> Option<Invalid> {
-        let error = without_hints(mode, cost).or_else(|| warm(mode, setting, cost))?;
+        let error = without_hints(mode, cost)
+            .or_else(|| warm(mode, setting, cost))
+            .or_else(|| not_hot(mode, cost))?;
         Some(Invalid {
             error,
             query: cost.query.clone(),
@@ -42,10 +46,20 @@ impl Invalid {
     }
 }
 
+/// Keys that rows waited for, by rows.
+fn waits(cost: &Cost) -> f64 {
+    cost.cold_keys_per_epoch.unwrap_or_default() * cost.epochs.unwrap_or_default() as f64
+        / cost.rows.max(1) as f64
+}
+
+fn not_hot(mode: &Mode, cost: &Cost) -> Option<String> {
+    let waits = waits(cost);
+    let is_cold = mode.hot && waits > MOST_HOT_WAITS;
+    is_cold.then(|| format!("state is not in memory: rows waited for {waits:.2} keys each"))
+}
+
 fn without_hints(mode: &Mode, cost: &Cost) -> Option<String> {
-    let waits = cost.cold_keys_per_epoch.unwrap_or_default()
-        * cost.epochs.unwrap_or_default() as f64
-        / cost.rows.max(1) as f64;
+    let waits = waits(cost);
     let silent = mode.has_hints() && cost.hinted == Some(0) && waits > MOST_WAITS;
     silent.then(|| format!("no hint was sent, though rows waited for {waits:.2} keys each"))
 }
@@ -100,5 +114,7 @@ mod tests {
         assert_eq!(warm, "state is not cold: rows waited for 0.10 of their keys");
         assert_eq!(error("async-lru", 1.0, 0, 0.1), None, "some keys come often");
         assert_eq!(error("ram", 0.0, 0, 0.0), None);
+        let cold = error("ram-hot", 0.0, 0, 0.0).unwrap();
+        assert_eq!(cold, "state is not in memory: rows waited for 0.90 keys each");
     }
 }

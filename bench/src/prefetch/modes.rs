@@ -20,17 +20,19 @@ pub struct Mode {
     lookahead: LookaheadMode,
     /// Nothing is cold: caches hold everything, and reads of the store take no time.
     pub in_memory: bool,
+    /// Rows have few keys, whose state has been read before anything is measured.
+    pub hot: bool,
 }
 
 const fn mode(name: &'static str, access: StateAccess, eviction: Eviction) -> Mode {
-    Mode { name, access, eviction, lookahead: LookaheadMode::Off, in_memory: false }
+    Mode { name, access, eviction, lookahead: LookaheadMode::Off, in_memory: false, hot: false }
 }
 
 const fn hints(name: &'static str, lookahead: LookaheadMode) -> Mode {
     Mode { lookahead, ..mode(name, Asynchronous, Timestamp) }
 }
 
-const MODES: [Mode; 10] = [
+const MODES: [Mode; 12] = [
     mode("sync-lru", Synchronous, Lru),
     mode("sync-clock", Synchronous, Clock),
     mode("async-lru", Asynchronous, Lru),
@@ -41,6 +43,8 @@ const MODES: [Mode; 10] = [
     hints("root", LookaheadMode::Root),
     hints(LEAF, LookaheadMode::Leaf),
     Mode { in_memory: true, ..mode(RAM, Asynchronous, Timestamp) },
+    Mode { in_memory: true, hot: true, ..mode(RAM_HOT, Asynchronous, Timestamp) },
+    Mode { in_memory: true, hot: true, ..hints(RAM_HINTS, LookaheadMode::Auto) },
 ];
 
 /// Hints as by default.
@@ -49,6 +53,10 @@ pub const LOOKAHEAD: &str = "lookahead";
 pub const LEAF: &str = "leaf";
 /// Nothing is cold.
 pub const RAM: &str = "ram";
+/// Nothing is cold, and the state that rows need is in memory already: without hints, and with hints as by default. What
+/// hints cost where there is nothing to gain.
+pub const RAM_HOT: &str = "ram-hot";
+pub const RAM_HINTS: &str = "ram-hints";
 /// The mode whose leads and reads are recorded for [`BOUND`].
 pub const RECORDED: &str = "async-timestamp";
 /// The best of the modes with one fixed place. Not run: taken from them.
@@ -99,6 +107,7 @@ impl Plan {
                 || has(&[mode.name])
                 || fixed && CANDIDATES.contains(&mode.name)
                 || bound && [RECORDED, RAM].contains(&mode.name)
+                || mode.name == RAM_HOT && has(&[RAM_HINTS])
         };
         Ok(Plan { run: MODES.iter().filter(is_run).copied().collect(), fixed, bound })
     }
@@ -134,7 +143,7 @@ impl Mode {
     /// Bytes that hints for a query take at most, and that its caches therefore have less: tables of keys in memory,
     /// sketches of frequent ones, and all that buffers hints and keys, for so many tasks.
     pub fn hint_bytes(&self, query: &Query, parallelism: usize) -> usize {
-        if !self.has_hints() {
+        if !self.has_hints() || self.in_memory {
             return 0;
         }
         let each = buffers::operator_bytes(KEY_BYTES, SketchOptions::default());
@@ -228,6 +237,7 @@ mod tests {
         assert_eq!(names(&fixed)[0], "async-lru");
         assert!(CANDIDATES.iter().all(|c| names(&fixed).contains(c)));
         assert_eq!(names(&plan(&["bound"])), [RECORDED, RAM]);
+        assert_eq!(names(&plan(&["ram-hints"])), [RAM_HOT, RAM_HINTS]);
         let asynchronous = plan(&["async"]);
         assert!(asynchronous.run.iter().all(|m| m.access == Asynchronous));
     }
@@ -239,6 +249,7 @@ mod tests {
             Mode::by_name(mode).unwrap().hint_bytes(query, tasks)
         };
         assert_eq!(bytes("async-lru", "join5", 1), 0);
+        assert_eq!(bytes(RAM_HINTS, "join5", 1), 0, "they do not bound anything");
         let one = bytes(LOOKAHEAD, "join1", 1);
         assert!(one > 600_000, "presence, sketch, waiting hints and keys being read: {one}");
         assert_eq!(bytes(LOOKAHEAD, "join5", 2), 10 * one);

@@ -46,14 +46,17 @@ impl Operators {
     }
 }
 
-/// Where the views' operators have rows looked at now; `off`: nowhere.
+/// Rows are looked at nowhere.
+pub const NO_PLACE: &str = "off";
+
+/// Where the views' operators have rows looked at now; [`NO_PLACE`]: nowhere.
 pub fn places(running: &Running) -> String {
     let is_active = |o: &OperatorStats| o.lookahead.active > 0;
     let mut found: Vec<&str> =
         all(running).filter(is_active).flat_map(|operator| operator.measures.places()).collect();
     found.sort_unstable();
     found.dedup();
-    if found.is_empty() { "off".to_owned() } else { found.join("+") }
+    if found.is_empty() { NO_PLACE.to_owned() } else { found.join("+") }
 }
 
 /// The share of epochs in which a row had to wait for a read: of the operator with the largest. `None`: no operator has

@@ -49,7 +49,7 @@ pub struct Cost {
     pub cpu_s_per_million: Option<f64>,
     /// Of the machine's cores.
     pub cpu_share: Option<f64>,
-    /// `cpu_s` to that of `async-timestamp` in the same round.
+    /// `cpu_s` to that of `async-timestamp` in the same round; of hot state to that of `ram-hot`.
     pub cpu_ratio: Option<f64>,
     /// Keys that a row waited for, by epochs of the last view.
     pub cold_keys_per_epoch: Option<f64>,
