@@ -25,7 +25,8 @@ pub enum Mode {
     SlowStore,
     /// Tiny caches over a slow store, synchronous state access.
     Synchronous,
-    /// The process dies and recovers, several times.
+    /// The process dies and recovers, several times; of every second seed over a store with random latency, with reads and
+    /// hints under way.
     Crash,
     /// Several sessions write at once.
     Concurrent,
@@ -45,9 +46,11 @@ impl Mode {
         Mode::Restart,
     ];
 
-    /// Restarts have cases of their own.
+    /// Modes that take turns by seed: restarts have cases of their own.
+    pub const OF_SEEDS: u64 = Mode::ALL.len() as u64 - 1;
+
     pub fn of_seed(seed: u64) -> Mode {
-        Mode::ALL[(seed % (Mode::ALL.len() as u64 - 1)) as usize]
+        Mode::ALL[(seed % Mode::OF_SEEDS) as usize]
     }
 
     /// `crashes`: after how many steps of a hundred a node that crashes does.

@@ -28,10 +28,18 @@ pub fn loopback_of(seed: u64) -> Loopback {
         Ok("direct") => Loopback::Direct,
         Ok("encode") => Loopback::Encode,
         Ok(other) => panic!("there is no loopback {other}"),
-        Err(_) if (seed + seed / (Mode::ALL.len() as u64 - 1)).is_multiple_of(3) => {
-            Loopback::Encode
-        }
+        Err(_) if (seed + seed / Mode::OF_SEEDS).is_multiple_of(3) => Loopback::Encode,
         Err(_) => Loopback::Direct,
+    }
+}
+
+/// Whether a node's store answers after random latencies, so in random order: of those that crash every second one, so
+/// that it dies with reads and hints under way.
+fn is_over_slow_store(mode: Mode, seed: u64) -> bool {
+    match mode {
+        Mode::SlowStore | Mode::Synchronous => true,
+        Mode::Crash => (seed / Mode::OF_SEEDS).is_multiple_of(2),
+        _ => false,
     }
 }
 
@@ -46,7 +54,7 @@ pub struct NodeOptions {
 impl NodeOptions {
     pub fn for_mode(mode: Mode, seed: u64) -> NodeOptions {
         let memory: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let slow = matches!(mode, Mode::SlowStore | Mode::Synchronous);
+        let slow = is_over_slow_store(mode, seed);
         let store: Arc<dyn ObjectStore> = if slow {
             // Random latencies complete fetches in random order; a fast profile keeps the run short.
             Arc::new(SimStore::new(memory, Profile::NVME, seed))
@@ -68,7 +76,7 @@ impl NodeOptions {
                 delta_bytes: if mode == Mode::TinyCaches { 400 } else { 4 << 10 },
                 changelog_bytes: if mode == Mode::TinyCaches { 300 } else { 1 << 20 },
                 chunk_rows: 16,
-                delay_reads: mode != Mode::Crash,
+                delay_reads: mode != Mode::Crash || slow,
                 lookahead: PLACES[place],
                 random_hints: matches!(mode, Mode::TinyCaches | Mode::SlowStore | Mode::Crash),
                 state_access: if mode == Mode::Synchronous {
@@ -176,5 +184,17 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.discard();
+    }
+}
+
+#[test]
+fn some_nodes_of_the_short_form_die_with_reads_and_hints_under_way() {
+    let crashes = (1..=u64::from(crate::CASES[0])).filter(|s| Mode::of_seed(*s) == Mode::Crash);
+    let (slow, quick): (Vec<u64>, Vec<u64>) =
+        crashes.partition(|seed| is_over_slow_store(Mode::Crash, *seed));
+    assert!(!slow.is_empty() && !quick.is_empty(), "{slow:?} and {quick:?}");
+    for seed in slow {
+        let exec = NodeOptions::for_mode(Mode::Crash, seed).overrides.exec.expect("options");
+        assert!(exec.random_hints && exec.delay_reads, "seed {seed}");
     }
 }
