@@ -10,6 +10,8 @@ SELECT f.id, d.label FROM fact AS f JOIN dim_a AS a ON f.a = a.id JOIN dim_b AS 
 SELECT i.name, sum(r.total) AS total FROM revenue AS r JOIN item AS i ON r.item_id = i.id GROUP BY i.name
 -- view on a view without state
 SELECT p.amount, i.name FROM paid AS p JOIN item AS i ON p.item_id = i.id WHERE p.amount > 3
+-- view on three views
+SELECT m.amount, i.name FROM moved AS m JOIN item AS i ON m.next_item = i.id
 -- group by a computed column
 SELECT amount / 10 AS bucket, count(*) AS n FROM orders WHERE paid GROUP BY amount / 10
 -- hopping windows

@@ -99,6 +99,8 @@ impl TestCatalog {
         let view = RelationKind::MaterializedView;
         self.add("revenue", view, "item_id bigint!, total numeric", &["item_id"], false);
         self.add("paid", view, "id bigint!, item_id bigint, amount int", &["id"], false);
+        self.add("large", view, "id bigint!, item_id bigint, amount int", &["id"], false);
+        self.add("moved", view, "id bigint!, next_item bigint, amount int", &["id"], false);
     }
 
     fn add(&mut self, name: &str, kind: RelationKind, text: &str, key: &[&str], append_only: bool) {
@@ -131,11 +133,15 @@ impl TestCatalog {
         self.relations.values().any(|r| r.id == id.0 && r.kind == table)
     }
 
-    /// What the job of the view `paid` runs; of others it is not known.
+    /// What the job of a view runs, of three that read each other; of `revenue` it is not known.
     fn graph_of(&self, id: RelationId) -> Option<Arc<JobGraph>> {
-        let paid = "SELECT id, item_id, amount FROM orders WHERE paid";
-        let is_paid = self.name_of(id).is_some_and(|name| name == "paid");
-        is_paid.then(|| Arc::new(plan(paid).expect("a plan")))
+        let query = match self.name_of(id)?.as_str() {
+            "paid" => "SELECT id, item_id, amount FROM orders WHERE paid",
+            "large" => "SELECT id, item_id, amount FROM paid WHERE amount > 100",
+            "moved" => "SELECT id, item_id + 1 AS next_item, amount FROM large",
+            _ => return None,
+        };
+        Some(Arc::new(plan(query).expect("a plan")))
     }
 }
 
