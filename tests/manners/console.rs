@@ -120,6 +120,7 @@ fn the_http_port_tells_what_the_server_does() {
             "CREATE TABLE t (id int PRIMARY KEY, v int)",
             "INSERT INTO t SELECT g, g % 7 FROM generate_series(1, 1000) AS s(g)",
             "CREATE MATERIALIZED VIEW sums AS SELECT v, count(*) AS n FROM t GROUP BY v",
+            "CREATE MATERIALIZED VIEW joined AS SELECT a.id, b.v FROM t a JOIN t b ON a.v = b.id",
         ],
     ) else {
         return skip("psql");
@@ -152,6 +153,8 @@ fn the_http_port_tells_what_the_server_does() {
         }
     }
 
+    let joined = relation_when(port, "joined", |r| r["job"]["operators"].is_array());
+    shows_lookahead(&joined);
     let state = get(port, "/api/state");
     assert!(state.contains("\"name\":\"sums\"") && state.contains("\"Aggregate\""), "{state}");
     assert!(get(port, "/").contains("<title>Millrace</title>"));
@@ -161,6 +164,26 @@ fn the_http_port_tells_what_the_server_does() {
         (&came["error"]["state"], &came["error"]["position"]),
         (&json!("42703"), &json!(40))
     );
+}
+
+/// What the page draws of keys that are announced to a view's join, and nothing of operators to which none can be.
+fn shows_lookahead(view: &Value) {
+    let operators = view["job"]["operators"].as_array().expect("operators");
+    let (with, without): (Vec<&Value>, Vec<&Value>) =
+        operators.iter().partition(|o| o["lookahead"].is_object());
+    assert!(!without.is_empty(), "{view}");
+    assert_eq!(with.len(), 1, "{view}");
+    let shown = &with[0]["lookahead"];
+    assert_eq!((&with[0]["name"], &shown["places"]), (&json!("Join"), &json!("entry, root, leaf")));
+    for counted in
+        ["hinted", "resident", "in_time", "late", "absent", "unused", "dropped", "demand"]
+    {
+        assert!(shown[counted].is_u64(), "{counted} of {shown}");
+    }
+    for measured in ["requests_ahead", "requests_demand", "epochs"] {
+        assert!(shown[measured].is_u64(), "{measured} of {shown}");
+    }
+    assert!(shown["active"].is_boolean() && shown.get("slack_us").is_some(), "{shown}");
 }
 
 /// What a page of another site could send is refused, and runs nothing.
