@@ -42,6 +42,8 @@ pub enum LookaheadMode {
     Root,
     /// When a leaf of the job has read them.
     Leaf,
+    /// When they come to an operator inside the job at which they may wait.
+    Input,
     /// For operators of this name, in lower case; for others `Auto`.
     Operator(&'static str, Place),
 }
@@ -55,6 +57,7 @@ impl LookaheadMode {
                     Place::Entry => LookaheadMode::Entry,
                     Place::Root => LookaheadMode::Root,
                     Place::Leaf => LookaheadMode::Leaf,
+                    Place::Input => LookaheadMode::Input,
                 }
             }
             LookaheadMode::Operator(..) => LookaheadMode::Auto,
@@ -70,6 +73,7 @@ impl LookaheadMode {
             "entry" => Some(Place::Entry),
             "root" => Some(Place::Root),
             "leaf" => Some(Place::Leaf),
+            "input" => Some(Place::Input),
             _ => None,
         };
         Some(match value {
@@ -78,6 +82,7 @@ impl LookaheadMode {
             "entry" => LookaheadMode::Entry,
             "root" => LookaheadMode::Root,
             "leaf" => LookaheadMode::Leaf,
+            "input" => LookaheadMode::Input,
             _ => {
                 let (operator, at) = value.split_once(':')?;
                 let operator = OPERATORS.into_iter().find(|o| *o == operator)?;

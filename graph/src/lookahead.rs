@@ -8,6 +8,9 @@
 //! A key that rows of a leaf bring only together with rows that they meet in a join is *chained*: the lookahead of the
 //! join's input comes before it, its hints carry what more of the hinted row is needed, and what they find brings the
 //! key. [`stages`] puts these together.
+//!
+//! Rows that an operator inside the job puts out may bring a key as well, and wait for something before they reach the
+//! operator whose state it is of: that is a place of its own ([`Inside`]), beside those of a leaf or in their stead.
 
 mod stages;
 mod steps;
@@ -34,14 +37,17 @@ pub struct Lookahead {
     pub fragment: usize,
     pub node: usize,
     pub port: usize,
-    /// The leaf (a subscription or a source) whose rows bring the keys: its fragment and node.
+    /// The leaf (a subscription or a source) whose rows bring the keys, or bring them together with what they meet: its
+    /// fragment and node. Where no leaf's rows do: the operator whose rows do.
     pub leaf: (usize, usize),
-    /// What the leaf reads.
-    pub relation: RelationId,
+    /// What the leaf reads; `None`: it is none.
+    pub relation: Option<RelationId>,
+    /// The rows that are looked at, if they are not the leaf's.
+    pub inside: Option<Inside>,
     /// The lookahead that comes before, if the key depends on what its keys find.
     pub chained: Option<Chained>,
-    /// Of the rows that the first step takes: the leaf's; of one that is chained, what a hinted row carries, then what is
-    /// needed of a row that it meets.
+    /// Of the rows that the first step takes: the leaf's, or those inside the job; of one that is chained, what a hinted
+    /// row carries, then what is needed of a row that it meets.
     pub input: SchemaRef,
     /// From such a row to the key: operators without state, each with one input, only with the columns that are needed;
     /// deterministic. An expression may fail on a row whose key is not needed.
@@ -71,6 +77,16 @@ pub struct Chained {
     pub met: Vec<usize>,
 }
 
+/// Rows inside a job that are looked at when an operator with state puts them out, or one that computes their key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inside {
+    /// That operator: its fragment and node.
+    pub from: (usize, usize),
+    /// The next one at which they may wait: one with state or, if there is none, an exchange. What is between does not
+    /// hold them up: they are looked at before they come to it.
+    pub input_of: (usize, usize),
+}
+
 /// Where rows can be looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
@@ -80,12 +96,15 @@ pub enum Place {
     Root,
     /// The leaf has read them; listed where rows may wait between it and the operator.
     Leaf,
+    /// They come to an operator inside the job: see [`Lookahead::inside`].
+    Input,
 }
 
 impl Lookahead {
     /// The same keys of the same rows.
     fn is_same(&self, other: &Lookahead) -> bool {
         self.leaf == other.leaf
+            && self.inside == other.inside
             && self.chained == other.chained
             && self.carried == other.carried
             && self.key == other.key
@@ -95,7 +114,7 @@ impl Lookahead {
     }
 }
 
-/// All lookaheads of a job, by operator; those of a port by their depth.
+/// All lookaheads of a job, by operator; those of a port by their depth, and behind them those inside the job.
 pub fn lookaheads(graph: &JobGraph) -> Vec<Lookahead> {
     let mut all = stages::lookaheads(graph);
     for l in &mut all {

@@ -26,7 +26,7 @@ SELECT id, lag(amount) OVER (PARTITION BY item_id ORDER BY id) AS before FROM or
 SELECT i.id FROM item AS i WHERE EXISTS (SELECT 1 FROM orders AS o WHERE o.item_id = i.id AND o.paid) AND NOT EXISTS (SELECT 1 FROM entry AS e WHERE e.a = i.id)
 -- none: one group, one window of all rows, a cross join
 SELECT o.n, i.name FROM (SELECT count(*) AS n FROM orders) AS o CROSS JOIN (SELECT name FROM item ORDER BY price LIMIT 3) AS i
--- none for groups by a result
+-- groups by a result
 SELECT n, count(*) AS groups FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS g GROUP BY n
 -- groups by columns of both sides
 SELECT o.note, i.name, count(*) AS n FROM orders AS o JOIN item AS i ON o.item_id = i.id GROUP BY o.note, i.name
@@ -34,3 +34,7 @@ SELECT o.note, i.name, count(*) AS n FROM orders AS o JOIN item AS i ON o.item_i
 SELECT window_start, auction, count(*) AS n FROM TUMBLE(bid, date_time, INTERVAL '10 seconds') GROUP BY window_start, auction
 -- none for NOT IN
 SELECT i.id FROM item AS i WHERE i.price NOT IN (SELECT amount FROM orders)
+-- a result that is a key behind another join
+SELECT c.item_id, c.n, i.name, a.label FROM (SELECT item_id, count(*) AS n FROM orders GROUP BY item_id) AS c JOIN item AS i ON c.item_id = i.id JOIN dim_a AS a ON c.n = a.id
+-- groups by a column that a join finds, named behind them
+SELECT g.next, g.n, b.label FROM (SELECT a.next, count(*) AS n FROM fact AS f JOIN dim_a AS a ON f.a = a.id GROUP BY a.next) AS g JOIN dim_b AS b ON g.next = b.id

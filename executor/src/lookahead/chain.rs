@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use super::Due;
 use super::operator::OperatorLookahead;
 use super::route::Route;
+use super::slack::Side;
 use crate::error::ExecError;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 use crate::operators::nullable;
@@ -74,6 +75,8 @@ pub struct Chain {
 #[derive(Debug)]
 struct Next {
     tasks: Vec<Arc<OperatorLookahead>>,
+    /// Its input.
+    side: Option<Arc<Side>>,
     /// Those that are chained to it.
     chain: Option<Arc<Chain>>,
 }
@@ -92,7 +95,9 @@ struct Pairs {
 impl Chain {
     /// Some operator further on wants hints.
     pub fn is_wanted(&self) -> bool {
-        let active = |next: &Next| next.tasks.iter().any(|task| task.is_active());
+        let is_chained = |next: &Next| next.side.as_ref().is_none_or(|s| s.looks_ahead_of_job());
+        let active =
+            |next: &Next| is_chained(next) && next.tasks.iter().any(|task| task.is_active());
         let behind = |next: &Next| next.chain.as_ref().is_some_and(|chain| chain.is_wanted());
         self.next.iter().any(|next| active(next) || behind(next))
     }
@@ -142,10 +147,11 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Of these lookaheads. `tasks`: the instances of a lookahead's operator.
+    /// Of these lookaheads. `tasks`: the instances of a lookahead's operator; `side`: the operator's input.
     pub fn new(
         lookaheads: &[(Lookahead, Vec<Place>)],
         tasks: impl Fn(&Lookahead) -> Vec<Arc<OperatorLookahead>>,
+        side: impl Fn(&Lookahead) -> Option<Arc<Side>>,
     ) -> Chains {
         let (sender, pairs) = mpsc::channel(QUEUE);
         let mut of: Vec<Option<Arc<Chain>>> = vec![None; lookaheads.len()];
@@ -155,7 +161,7 @@ impl Chains {
         for stage in stages {
             let chained = lookaheads.iter().enumerate().filter_map(|(i, (l, _))| {
                 let chained = l.chained.as_ref().filter(|c| c.after == stage)?;
-                Some((chained, Next { tasks: tasks(l), chain: of[i].clone() }))
+                Some((chained, Next { tasks: tasks(l), side: side(l), chain: of[i].clone() }))
             });
             let (chained, next): (Vec<&Chained>, Vec<Next>) = chained.unzip();
             let met: BTreeSet<usize> = chained.iter().flat_map(|c| c.met.iter().copied()).collect();
@@ -226,12 +232,12 @@ struct ChainRoute {
 }
 
 impl ChainRoute {
-    async fn look(&mut self, pairs: &Pairs) -> Result<(), ExecError> {
+    fn look(&mut self, pairs: &Pairs) -> Result<(), ExecError> {
         let column = |&c: &usize| pairs.columns.get(c).cloned();
         let columns = self.columns.iter().map(column).collect::<Option<Vec<ArrayRef>>>();
         let missing = || ExecError::internal("a pair of a chained hint without a column");
         let rows = new_batch(&self.schema, columns.ok_or_else(missing)?, pairs.rows)?;
-        self.route.look(rows, &pairs.due).await
+        self.route.look(rows, &pairs.due)
     }
 }
 
@@ -249,10 +255,10 @@ impl ChainWalker {
             for route in self.routes.iter_mut().filter(behind) {
                 let missed = route.chain.missed.swap(0, Ordering::Relaxed);
                 route.route.note_dropped(missed);
-                if !route.route.is_active() {
+                if !route.route.is_active() || !route.route.looks_at_chained() {
                     continue;
                 }
-                if let Err(error) = route.look(&pairs).await {
+                if let Err(error) = route.look(&pairs) {
                     // The job's own rows will tell, if it is of any importance.
                     tracing::debug!(%error, "keys of chained hints could not be computed");
                 }
@@ -266,7 +272,7 @@ impl ChainWalker {
 /// A chain to an operator with these instances, which gives to nobody.
 #[cfg(test)]
 pub fn chain_to(tasks: Vec<Arc<OperatorLookahead>>) -> Arc<Chain> {
-    let next = vec![Next { tasks, chain: None }];
+    let next = vec![Next { tasks, side: None, chain: None }];
     let (met, missed, pairs) = (vec![], AtomicU64::new(0), mpsc::channel(1).0);
     Arc::new(Chain { stage: 0, port: 0, carried: 0, met, next, pairs, missed })
 }

@@ -152,10 +152,15 @@ impl Route {
         }
     }
 
+    /// Whether keys that are chained are announced: not if rows are looked at inside the job.
+    pub fn looks_at_chained(&self) -> bool {
+        self.side.as_ref().is_none_or(|(side, _)| side.looks_ahead_of_job())
+    }
+
     /// Keys that are chained have been announced, wherever the rows were that they come from.
     pub fn note_chained(&self, due: &Due) {
         if let Some((side, _)) = &self.side
-            && let Some(spot) = side.active()
+            && let Some(spot) = side.active().filter(|_| side.looks_ahead_of_job())
         {
             side.note(spot, due, self.clock.now());
         }
@@ -181,13 +186,13 @@ impl Route {
         self.metrics.lookahead.dropped.add(keys);
     }
 
-    /// Hints for rows of the leaf.
-    pub async fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
-        self.look_beside(rows, due, None).await
+    /// Hints for rows that the first step takes.
+    pub fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
+        self.look_beside(rows, due, None)
     }
 
     /// The same but for keys that are frequent, by a sketch that counts them.
-    pub async fn look_beside(
+    pub fn look_beside(
         &mut self,
         rows: RecordBatch,
         due: &Due,
@@ -198,8 +203,8 @@ impl Route {
             let mut out = Output::default();
             for chunk in chunks {
                 step.push(0, chunk, &mut out)?;
-                while step.is_pending() {
-                    step.progress(&mut out).await?;
+                if step.is_pending() {
+                    return Err(ExecError::internal("a step of a lookahead waits"));
                 }
             }
             chunks = out.take();

@@ -35,8 +35,8 @@ impl Sides {
             }
         }
         let side = |(id, mut spots): (SideId, Vec<Spot>)| {
-            // What a relation is made of is seen before it.
-            spots.sort_by_key(|spot| spot.is_own);
+            // What a relation is made of is seen before it, and rows inside the job last.
+            spots.sort_by_key(|spot| (spot.is_own, spot.place == Place::Input));
             (id, Arc::new(Side::new(id.1, spots)))
         };
         Sides(all.into_iter().map(side).collect())

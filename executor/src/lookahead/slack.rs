@@ -182,6 +182,7 @@ impl Spot {
             (false, Place::Entry) => "input entry",
             (false, Place::Root) => "input root",
             (false, Place::Leaf) => "input leaf",
+            (_, Place::Input) => "input",
         }
     }
 }
@@ -275,6 +276,11 @@ impl Side {
     /// The place whose rows are looked at.
     pub fn active(&self) -> Option<Spot> {
         self.spots.get(self.in_use()).copied()
+    }
+
+    /// Rows are not looked at inside the job, behind its leaf.
+    pub fn looks_ahead_of_job(&self) -> bool {
+        self.active().is_none_or(|spot| spot.place != Place::Input)
     }
 
     fn in_use(&self) -> usize {

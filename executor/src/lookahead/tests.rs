@@ -67,7 +67,8 @@ fn by_key() -> Lookahead {
         node: 2,
         port: 1,
         leaf: (0, 0),
-        relation: R,
+        relation: Some(R),
+        inside: None,
         chained: None,
         input: schema(),
         steps: vec![],
@@ -186,7 +187,7 @@ async fn a_hint_and_the_rows_of_its_key_meet_in_the_same_task() {
     for tasks in [1, 2, 7] {
         let (mut ends, mut route) = Tasks::new(&by_key(), tasks, 1_000);
         ends.miss();
-        route.look(rows(&all), &Due::default()).await.unwrap();
+        route.look(rows(&all), &Due::default()).unwrap();
         let told = ends.told();
         let expected = dispatched(rows(&all), 0, tasks).await;
         for (task, (told, expected)) in told.iter().zip(&expected).enumerate() {
@@ -203,7 +204,7 @@ async fn steps_choose_rows_and_compute_keys() {
     for tasks in [1, 2, 7] {
         let (mut ends, mut route) = Tasks::new(&lookahead, tasks, 1_000);
         ends.miss();
-        route.look(rows(&all), &Due::default()).await.unwrap();
+        route.look(rows(&all), &Due::default()).unwrap();
         let mut keys: Vec<i64> = ends.told().into_iter().flat_map(|t| t.into_keys()).collect();
         keys.sort_unstable();
         assert_eq!(keys, (1_050..1_100).collect::<Vec<_>>());
@@ -217,7 +218,7 @@ async fn a_key_goes_where_the_hash_of_its_vnode_columns_sends_it() {
     let all: Vec<_> = (0..2_000).map(|i| (i, 0, i % 97)).collect();
     let (mut ends, mut route) = Tasks::new(&lookahead, 7, 1_000);
     ends.miss();
-    route.look(rows(&all), &Due::default()).await.unwrap();
+    route.look(rows(&all), &Due::default()).unwrap();
     let expected = dispatched(rows(&all), 2, 7).await;
     let mut keys = 0;
     for (told, others) in ends.told().iter().zip(&expected) {
@@ -238,7 +239,7 @@ async fn a_key_is_told_once_with_its_latest_time_and_not_if_it_is_in_memory() {
     };
     presence.set(of_input(hash, 1));
     let all = [(1, 10, 0), (5, 50, 0), (2, 20, 0), (1, 30, 0), (5, 60, 0), (1, 20, 0)];
-    route.look(rows(&all), &Due::default()).await.unwrap();
+    route.look(rows(&all), &Due::default()).unwrap();
     let told = ends.told().remove(0);
     assert_eq!(told, HashMap::from_iter([(1, Some(30)), (2, Some(20))]));
     assert!(presence.is_due(of_input(hash, 1)), "it is renewed");
@@ -252,7 +253,7 @@ async fn a_key_is_told_once_for_each_epoch_but_what_was_dropped_is_told_again() 
     let due = Due::default();
     let mut told = async |due: &Due, range: std::ops::Range<i64>| {
         let all: Vec<_> = range.map(|i| (i, i, 0)).collect();
-        route.look(rows(&all), due).await.unwrap();
+        route.look(rows(&all), due).unwrap();
         ends.told()[0].len()
     };
     assert_eq!(told(&due, 0..300).await, 256, "there is room for one hint");
@@ -266,7 +267,7 @@ async fn a_task_without_room_is_told_no_more() {
     let (mut ends, mut route) = Tasks::new(&by_key(), 1, 2);
     ends.miss();
     let all: Vec<_> = (0..1_000).map(|i| (i, i, 0)).collect();
-    route.look(rows(&all), &Due::default()).await.unwrap();
+    route.look(rows(&all), &Due::default()).unwrap();
     assert_eq!(ends.told()[0].len(), 512);
     assert_eq!(ends.metrics.lookahead.dropped.get(), 488);
     // Keys with a step of time each; for each of the two hints the latest time and what a step is.
@@ -274,7 +275,7 @@ async fn a_task_without_room_is_told_no_more() {
     assert_eq!(ends.metrics.lookahead.hint_bytes.get(), bytes as u64, "of what was sent");
     // One that has ended is no error.
     ends.hints.clear();
-    route.look(rows(&all), &Due::default()).await.unwrap();
+    route.look(rows(&all), &Due::default()).unwrap();
 }
 
 /// Lets everything that is spawned go as far as it can: the tests' runtime has one thread.
@@ -373,7 +374,7 @@ async fn keys_in_memory_and_idle_relations_send_nothing() {
     assert!(known.len() > 4_000, "few have the place of another");
     for _ in 0..3 {
         let rows: Vec<_> = known.iter().map(|key| (*key, 0, 0)).collect();
-        route.look(self::rows(&rows), &Due::default()).await.unwrap();
+        route.look(self::rows(&rows), &Due::default()).unwrap();
     }
     assert!(ends.told()[0].is_empty(), "no hint is sent");
     assert_eq!(ends.metrics.lookahead.resident.get(), 3 * known.len() as u64);

@@ -109,7 +109,7 @@ impl Walker {
             for at in (0..rows.num_rows()).step_by(STEP_ROWS) {
                 let part = rows.slice(at, STEP_ROWS.min(rows.num_rows() - at));
                 for route in self.active_routes().filter(|route| route.looks_at(place)) {
-                    if let Err(error) = route.look(part.clone(), &announcement.due).await {
+                    if let Err(error) = route.look(part.clone(), &announcement.due) {
                         // The job's own rows will tell, if it is of any importance.
                         tracing::debug!(%error, "keys of rows could not be computed ahead");
                     }

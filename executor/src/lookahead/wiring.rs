@@ -80,7 +80,11 @@ impl Wiring {
             _ => Vec::new(),
         };
         let with_places = found.into_iter().map(|l| {
-            let mut places = places(mode_of(&l), kind_of(inputs, l.relation)?, &l);
+            let kind = match l.relation {
+                Some(relation) => Some(kind_of(inputs, relation)?),
+                None => None,
+            };
+            let mut places = places(mode_of(&l), kind, &l);
             if l.chained.is_some() {
                 // It follows what it is chained to.
                 places.truncate(1);
@@ -98,9 +102,10 @@ impl Wiring {
                 lookaheads.push((lookahead, vec![Place::Entry]));
             }
         }
-        let own = |l: &Lookahead| subscription(graph, l.leaf).is_some_and(|s| s.0 == l.relation);
+        let own = |l: &Lookahead| subscription(graph, l.leaf).map(|s| s.0) == l.relation;
         let sides = Sides::new(&lookaheads, own);
-        let ahead = lookaheads.iter().map(|(l, _)| (l.leaf, Arc::default())).collect();
+        let of_leaves = lookaheads.iter().filter(|(l, _)| l.inside.is_none());
+        let ahead = of_leaves.map(|(l, _)| (l.leaf, Arc::default())).collect();
         Wiring { ahead, ..Wiring::of(lookaheads, origins, sides, tasks) }
     }
 
@@ -127,10 +132,11 @@ impl Wiring {
                     .or_insert_with(|| OperatorLookahead::of_sides(&changed, sides.of_node(node)));
             }
         }
-        let chains = Chains::new(&lookaheads, |l| {
+        let tasks_of = |l: &Lookahead| {
             let task = |task| operators.get(&((l.fragment, l.node), task)).cloned();
             (0..).map_while(task).collect()
-        });
+        };
+        let chains = Chains::new(&lookaheads, tasks_of, |l| sides.of(l));
         sides.set_chains(&lookaheads, |number| chains.of(origins.get(number)?.number));
         let ahead = HashMap::default();
         Wiring { lookaheads, ahead, changed, senders, receivers, operators, sides, chains, origins }
@@ -173,8 +179,9 @@ impl Wiring {
         let mut walked: Vec<(Walked, Vec<Route>)> = Vec::new();
         let mut chained = Vec::new();
         for ((lookahead, places), origin) in self.lookaheads.iter().zip(&self.origins) {
-            let announced = places.iter().copied().filter(|place| *place != Place::Leaf);
-            let announced: Vec<Place> = announced.collect();
+            // At the others the tasks look.
+            let is_announced = |place: &Place| matches!(place, Place::Entry | Place::Root);
+            let announced: Vec<Place> = places.iter().copied().filter(is_announced).collect();
             if lookahead.chained.is_none() && announced.is_empty() {
                 continue;
             }
@@ -189,8 +196,9 @@ impl Wiring {
                 chained.push((lookahead, route));
                 continue;
             }
+            let Some(relation) = lookahead.relation else { continue };
             let (leaf, columns) = (lookahead.leaf, &origin.columns);
-            let rows = Walked { leaf, relation: lookahead.relation, columns, places: announced };
+            let rows = Walked { leaf, relation, columns, places: announced };
             match walked.iter_mut().find(|(known, _)| *known == rows) {
                 Some((_, routes)) => routes.push(route),
                 None => walked.push((rows, vec![route])),
@@ -221,8 +229,10 @@ impl Wiring {
         let walker = |(leaf, followers): (&NodeId, &Arc<Uncommitted>)| {
             let (relation, columns) =
                 subscription(graph, *leaf).filter(|_| !is_source(graph, *leaf))?;
-            let is_own =
-                |l: &&Lookahead| (l.leaf, l.relation) == (*leaf, relation) && l.chained.is_none();
+            let is_own = |l: &&Lookahead| {
+                let is_alone = l.chained.is_none() && l.inside.is_none();
+                is_alone && (l.leaf, l.relation) == (*leaf, Some(relation))
+            };
             let own = self.lookaheads.iter().map(|(l, _)| l).filter(is_own);
             // One that cannot be computed has been told of.
             let routes = own.filter_map(|l| self.route(graph, l, metrics, ctx).ok());
@@ -233,7 +243,8 @@ impl Wiring {
         self.ahead.iter().filter_map(walker).collect()
     }
 
-    /// What is looked at in each task of a fragment when its leaves have read it. `ctx` as for walkers.
+    /// What is looked at in each task of a fragment when its leaves have read it, or when its operators put it out. `ctx`
+    /// as for walkers.
     pub fn leaf_hints(
         &self,
         graph: &JobGraph,
@@ -243,14 +254,17 @@ impl Wiring {
     ) -> LeafHints {
         let mut hints = LeafHints::default();
         for (lookahead, places) in &self.lookaheads {
-            let (of, leaf) = lookahead.leaf;
-            if of != fragment || !places.contains(&Place::Leaf) || lookahead.chained.is_some() {
+            let ((of, node), place) = match lookahead.inside {
+                Some(inside) => (inside.from, Place::Input),
+                None => (lookahead.leaf, Place::Leaf),
+            };
+            if of != fragment || !places.contains(&place) || lookahead.chained.is_some() {
                 continue;
             }
             match self.route(graph, lookahead, metrics, ctx) {
                 Ok(route) => {
                     let sketch = ctx.options.sketch;
-                    hints.add(leaf, Frequent::new(route, sketch, &ctx.governor));
+                    hints.add(node, Frequent::new(route, place, sketch, &ctx.governor));
                 }
                 Err(error) => {
                     tracing::warn!(job = %ctx.job, %error, "keys cannot be computed ahead");
@@ -293,7 +307,7 @@ impl Wiring {
         let route = route.with_chain(number.and_then(|number| self.chains.of(number)));
         let side = self.sides.of(lookahead).ok_or_else(missing)?;
         let own = subscription(graph, lookahead.leaf).map(|(relation, _)| relation);
-        Ok(route.at(side, own == Some(lookahead.relation)))
+        Ok(route.at(side, own == lookahead.relation))
     }
 }
 
@@ -312,19 +326,20 @@ fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
 }
 
 /// Where rows of a relation can be looked at, the earliest first: rows of a table when a statement brings them, those of
-/// a source when they are read ahead, all but these when their epoch is sealed, and all when the leaf has read them where
-/// they may wait behind it, unless the job is told otherwise.
-fn places(mode: LookaheadMode, kind: RelationKind, lookahead: &Lookahead) -> Vec<Place> {
+/// a source when they are read ahead, all but these when their epoch is sealed, and all when the leaf has read them, or
+/// an operator puts them out, where they may wait behind it, unless the job is told otherwise.
+fn places(mode: LookaheadMode, kind: Option<RelationKind>, lookahead: &Lookahead) -> Vec<Place> {
     let is_possible = |place: &Place| match place {
-        Place::Entry => matches!(kind, RelationKind::Table | RelationKind::Source),
-        Place::Root => kind != RelationKind::Source,
-        Place::Leaf => true,
+        Place::Entry => matches!(kind, Some(RelationKind::Table | RelationKind::Source)),
+        Place::Root => kind.is_some_and(|kind| kind != RelationKind::Source),
+        Place::Leaf | Place::Input => true,
     };
     let is_wanted = |place: &Place| match mode {
         LookaheadMode::Auto => true,
         LookaheadMode::Entry => *place == Place::Entry,
         LookaheadMode::Root => *place == Place::Root,
         LookaheadMode::Leaf => *place == Place::Leaf,
+        LookaheadMode::Input => *place == Place::Input,
         // Of an operator it is one of the others.
         LookaheadMode::Off | LookaheadMode::Operator(..) => false,
     };

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use futures::future::{BoxFuture, FutureExt, select_all, try_join_all};
 use millrace_common::{DeltaChunk, EnvHandle, Epoch};
+use millrace_graph::lookahead::Place;
 use millrace_graph::{DerivedWatermark, Retention};
 use millrace_rpc::version::BackfillPosition;
 use millrace_storage::{JobStore, MemRun};
@@ -30,7 +31,7 @@ use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
 use crate::materialize::{Root, RootReport};
-use crate::memory::{MemoryGovernor, Place, Turn};
+use crate::memory::{self, MemoryGovernor, Turn};
 use crate::operator::{Operator, Output};
 use crate::stats::{OperatorMetrics, Progress};
 use crate::watermark::WatermarkSet;
@@ -160,7 +161,7 @@ pub struct Task {
     shed: Arc<Notify>,
     /// Keys whose state its operators will need.
     hints: mpsc::Receiver<Hint>,
-    /// Whom it tells of keys of its leaves' rows.
+    /// Whom it tells of keys of rows that its leaves read and its operators put out.
     leaf_hints: LeafHints,
     chunk_rows: usize,
     progress: Arc<Progress>,
@@ -169,7 +170,7 @@ pub struct Task {
     /// How long it has waited for memory since then.
     epoch_waited: Duration,
     /// Among those whose epochs became large while memory was tight.
-    place: Option<Place>,
+    place: Option<memory::Place>,
     /// Some node has a turn.
     has_turn: bool,
     /// Leaf to be asked first, so that none starves another.
@@ -202,7 +203,7 @@ impl Task {
                     self.nodes[node].barrier = Some((barrier, marks));
                 }
                 Event::Input(node, Message::Chunk(chunk)) => {
-                    self.leaf_hints.look(node, &chunk.batch).await;
+                    self.leaf_hints.look(Place::Leaf, node, &chunk.batch);
                     self.input(node, chunk)?;
                 }
                 Event::Part(node, part) => self.emit(node, part)?,
@@ -451,6 +452,7 @@ impl Task {
                 Step::In(to, chunk) => (to, chunk),
                 Step::Out(from, chunk) => {
                     let slot = &self.nodes[from];
+                    self.leaf_hints.look(Place::Input, from, &chunk.batch);
                     slot.metrics.rows_out.add(chunk.num_rows() as u64);
                     let Some((first, more)) = slot.consumers.split_first() else {
                         return Err(ExecError::internal("the root has output"));
@@ -572,6 +574,7 @@ impl Task {
         barrier: &Arc<Barrier>,
         marks: &Arc<WatermarkSet>,
     ) -> Result<(), ExecError> {
+        self.leaf_hints.begin_barrier(barrier.epoch);
         for node in 0..self.nodes.len() {
             self.finish_node(node, barrier, marks).await?;
         }

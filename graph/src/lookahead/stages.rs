@@ -124,38 +124,60 @@ impl Finder<'_> {
         if self.stages[port].is_some() {
             return;
         }
-        let mut made: Vec<Stage> = Vec::new();
+        let (mut made, mut inside): (Vec<Stage>, Vec<Stage>) = Default::default();
+        let plain = ways(self.graph, &self.ports[port], &[]);
         for i in 0..self.ports[port].routes.len() {
             let Route { turns, end, carried } = &self.ports[port].routes[i];
-            let found = ways(self.graph, &self.ports[port], carried);
-            let Some(way) = found.into_iter().find(|w| w.turns == *turns && w.end == *end) else {
-                continue;
-            };
-            let stages = match self.before(&way) {
-                Some((before, _)) => {
+            let is_route = |w: &&Way| w.turns == *turns && w.end == *end;
+            let carrying = ways(self.graph, &self.ports[port], carried);
+            let Some(way) = carrying.iter().find(is_route) else { continue };
+            let (way, plain) = (way.clone(), plain.iter().find(is_route));
+            let stages = match (way.end, self.before(&way)) {
+                // Hints of rows inside the job carry nothing.
+                (End::Inside(_), _) => vec![],
+                (_, Some((before, _))) => {
                     self.make(before);
                     self.chained(port, i, &way, before)
                 }
-                None => self.stage(port, i, &way, None).into_iter().collect(),
+                (_, None) => self.stage(port, i, &way, None).into_iter().collect(),
             };
-            for stage in stages {
-                let is_known = |other: &Stage| {
-                    other.after == stage.after && other.lookahead.is_same(&stage.lookahead)
-                };
-                if !made.iter().any(is_known) {
-                    made.push(stage);
-                }
-            }
+            let more = plain.map_or(vec![], |way| self.inside(port, way, &stages));
+            more.into_iter().for_each(|new| add(&mut inside, new));
+            stages.into_iter().for_each(|new| add(&mut made, new));
         }
         made.sort_by_key(|stage| stage.lookahead.depth);
         made.truncate(MAX_STAGES);
+        inside.truncate(MAX_STAGES);
+        made.append(&mut inside);
         self.stages[port] = Some(made);
+    }
+
+    /// The lookaheads by rows inside the job on a way, one beside each of these by the whole of it. Where a join brings
+    /// the key and nothing can be chained, there is one for itself.
+    fn inside(&self, port: usize, way: &Way, beside: &[Stage]) -> Vec<Stage> {
+        let of_port = &self.ports[port];
+        let (within, is_alone) = match way.end {
+            End::Inside(_) => (Some(way), true),
+            End::Join(..) => (way.within.as_deref(), beside.is_empty()),
+            End::Leaf(_) => (way.within.as_deref(), false),
+        };
+        let found = within.and_then(|w| steps::lookahead(self.graph, of_port, &[], w, None));
+        let Some(found) = found else { return vec![] };
+        let stage = |lookahead| Stage { lookahead, columns: vec![], after: None };
+        if is_alone {
+            return vec![stage(found)];
+        }
+        let same_leaf = |Stage { lookahead: l, .. }: &Stage| {
+            stage(Lookahead { leaf: l.leaf, relation: l.relation, ..found.clone() })
+        };
+        beside.iter().map(same_leaf).collect()
     }
 
     /// The lookaheads by a route that are chained to those of another port.
     fn chained(&self, port: usize, route: usize, way: &Way, before: usize) -> Vec<Stage> {
         let stages = self.stages[before].iter().flatten().enumerate();
-        let stages = stages.filter(|(_, stage)| stage.lookahead.depth < MAX_DEPTH);
+        let carries = |l: &Lookahead| l.inside.is_none() && l.depth < MAX_DEPTH;
+        let stages = stages.filter(|(_, stage)| carries(&stage.lookahead));
         stages.filter_map(|(i, _)| self.stage(port, route, way, Some((before, i)))).collect()
     }
 
@@ -214,6 +236,15 @@ impl Port {
                 self.routes.push(Route { turns, end, carried: columns.to_vec() });
             }
         }
+    }
+}
+
+/// Adds a lookahead to others of a port, if it is none of them.
+fn add(stages: &mut Vec<Stage>, new: Stage) {
+    let is_known =
+        |other: &Stage| other.after == new.after && other.lookahead.is_same(&new.lookahead);
+    if !stages.iter().any(is_known) {
+        stages.push(new);
     }
 }
 

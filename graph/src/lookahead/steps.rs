@@ -13,7 +13,7 @@ use millrace_functions::expr::{
 
 use super::stages::{Port, Stage};
 use super::walk::{Crossed, End, Wanted, Way};
-use super::{Chained, Lookahead, NodeId, Place};
+use super::{Chained, Inside, Lookahead, NodeId, Place};
 use crate::{Expand, Filter, Hop, JobGraph, Node, Operator, Project, Unnest};
 
 /// The lookahead of a port by a way; `None` where the key is the same for all rows. `carried`: columns of the port's
@@ -28,7 +28,10 @@ pub fn lookahead(
     let (mut rows, first) = match (way.end, before) {
         (End::Leaf(at), _) => {
             let leaf = node(graph, at)?;
-            (Rows::of_leaf(leaf), First::of_leaf(at, leaf)?)
+            (Rows::of_node(leaf), First::of_leaf(at, leaf)?)
+        }
+        (End::Inside(inside), _) => {
+            (Rows::of_node(node(graph, inside.from)?), First::inside(inside))
         }
         (End::Join(at, side), Some(stage)) => Rows::of_pairs(graph, at, side, &way.wanted, stage)?,
         (End::Join(..), None) => return None,
@@ -52,13 +55,14 @@ pub fn lookahead(
     if !key.iter().any(|&c| varying[c]) {
         return None;
     }
-    let First { leaf, relation, places, chained, depth } = first;
+    let First { leaf, relation, inside, places, chained, depth } = first;
     Some(Lookahead {
         fragment: port.node.0,
         node: port.node.1,
         port: port.access.port,
         leaf,
         relation,
+        inside,
         chained,
         input,
         steps,
@@ -75,7 +79,8 @@ pub fn lookahead(
 /// Where the rows of a lookahead's first step come from.
 struct First {
     leaf: NodeId,
-    relation: RelationId,
+    relation: Option<RelationId>,
+    inside: Option<Inside>,
     places: Vec<Place>,
     chained: Option<Chained>,
     depth: usize,
@@ -88,13 +93,21 @@ impl First {
             Operator::Source(s) => (s.relation, vec![Place::Entry, Place::Leaf]),
             _ => return None,
         };
-        Some(First { leaf: at, relation, places, chained: None, depth: 1 })
+        let (relation, inside) = (Some(relation), None);
+        Some(First { leaf: at, relation, inside, places, chained: None, depth: 1 })
+    }
+
+    fn inside(inside: Inside) -> First {
+        let (places, chained) = (vec![Place::Input], None);
+        let (leaf, inside) = (inside.from, Some(inside));
+        First { leaf, relation: None, inside, places, chained, depth: 1 }
     }
 
     fn behind(stage: &Lookahead, chained: Chained) -> First {
         First {
             leaf: stage.leaf,
             relation: stage.relation,
+            inside: None,
             places: stage.places.clone(),
             chained: Some(chained),
             depth: stage.depth + 1,
@@ -118,11 +131,11 @@ struct Rows {
 }
 
 impl Rows {
-    fn of_leaf(leaf: &Node) -> Rows {
-        let width = leaf.schema.fields().len();
+    fn of_node(from: &Node) -> Rows {
+        let width = from.schema.fields().len();
         Rows {
-            schema: Arc::clone(&leaf.schema),
-            append_only: leaf.append_only,
+            schema: Arc::clone(&from.schema),
+            append_only: from.append_only,
             steps: vec![],
             at: (0..width).map(|c| (c, c)).collect(),
             varying: vec![true; width],

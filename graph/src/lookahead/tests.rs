@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod chains;
+mod inside;
 mod places;
 mod rules;
 
@@ -248,7 +249,10 @@ fn checked(graph: &JobGraph) -> Vec<Lookahead> {
 /// have the types of the operator's.
 fn check(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) {
     match &l.chained {
-        None => assert_eq!(l.input, graph.fragments[l.leaf.0].nodes[l.leaf.1].schema),
+        None => {
+            let (fragment, node) = l.inside.map_or(l.leaf, |inside| inside.from);
+            assert_eq!(l.input, graph.fragments[fragment].nodes[node].schema);
+        }
         Some(chained) => check_chained(graph, &all[chained.after], l),
     }
     let mut schema = Arc::clone(&l.input);
@@ -327,6 +331,10 @@ fn show(l: &Lookahead) -> String {
     let name = |&c: &usize| format!("{}@{c}", l.schema.field(c).name());
     let names = |of: &[usize]| of.iter().map(name).collect::<Vec<_>>().join(", ");
     let mut text = format!("{}.{} of {}:", l.node, l.port, l.leaf.1);
+    if let Some(inside) = l.inside {
+        assert_eq!(l.places, [Place::Input]);
+        text += &format!(" from {} at {};", inside.from.1, inside.input_of.1);
+    }
     if let Some(chained) = &l.chained {
         text += &format!(" after {};", chained.after);
     }

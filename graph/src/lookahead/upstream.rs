@@ -49,7 +49,8 @@ pub fn behind(
     graph_of: &dyn Fn(RelationId) -> Option<Arc<JobGraph>>,
 ) -> Vec<Behind> {
     let Some(Operator::Subscribe(own)) = node(graph, l.leaf).map(|n| &n.op) else { return vec![] };
-    if l.chained.is_some() || graph_of(l.relation).is_none() {
+    let is_derived = l.relation.is_some_and(|relation| graph_of(relation).is_some());
+    if l.chained.is_some() || l.inside.is_some() || !is_derived {
         return vec![];
     }
     let (lookahead, columns) = (l.clone(), own.columns.clone());
@@ -58,7 +59,7 @@ pub fn behind(
     let mut at = 0;
     while let Some(of) = all.get(at).cloned() {
         at += 1;
-        let Some(producer) = graph_of(of.lookahead.relation) else {
+        let Some(producer) = of.lookahead.relation.and_then(graph_of) else {
             tables.push(of);
             continue;
         };
@@ -84,7 +85,9 @@ fn upstream(producer: &JobGraph, of: &Behind) -> Option<Vec<Behind>> {
     let read = read_columns(&of.lookahead);
     let key: Option<Vec<usize>> = read.iter().map(|&c| of.columns.get(c).copied()).collect();
     let port = root_port(producer, Access { port: 0, key: key?, vnode: vec![] })?;
-    let ways = walk::ways(producer, &port, &[]);
+    let mut ways = walk::ways(producer, &port, &[]);
+    // Only tables are looked at.
+    ways.retain(|way| !matches!(way.end, End::Inside(_)));
     let ends = |leaf: &NodeId| ways.iter().any(|way| way.end == End::Leaf(*leaf));
     let is_join = |way: &Way| matches!(way.end, End::Join(..));
     if ways.iter().any(is_join)
@@ -100,7 +103,7 @@ fn upstream(producer: &JobGraph, of: &Behind) -> Option<Vec<Behind>> {
             return None;
         };
         let mut through = of.through.clone();
-        through.push(of.lookahead.relation);
+        through.extend(of.lookahead.relation);
         let (lookahead, columns) = (joined(rows, &read, &of.lookahead)?, from.columns.clone());
         found.push(Behind { lookahead, columns, through });
     }

@@ -1,7 +1,8 @@
 //! The ways from an input of an operator up to leaves on which the key can be followed.
 //!
 //! A way ends before, at a join, where rows of one of its inputs bring the key only together with the rows of the other
-//! input that they meet.
+//! input that they meet; and at an operator whose own rows bring a key that none of its input do, if they may wait for
+//! something before they reach the port.
 //!
 //! What is wanted of a row are columns of the input, each an expression over the columns of the node that the walk has
 //! come to. A projection is put into the expressions; an operator that turns one row into several with new columns is
@@ -14,8 +15,8 @@ use datafusion::physical_expr::{ScalarFunctionExpr, conjunction, split_conjuncti
 use millrace_functions::expr::{ExprRef, columns_of, placeholder, replace_columns};
 use millrace_functions::tree::Walk;
 
-use super::NodeId;
 use super::stages::Port;
+use super::{Inside, NodeId};
 use crate::{BufferMode, JobGraph, Join, JoinKind, Lookup, Node, Operator};
 
 /// Ways that are followed from one port: enough for every query that is written by hand.
@@ -26,6 +27,7 @@ const MAX_VISITS: usize = 1000;
 const MAX_PARTS: usize = 200;
 
 /// A way from a port up to where its keys can be computed.
+#[derive(Clone)]
 pub struct Way {
     pub end: End,
     /// Over the columns at the end.
@@ -34,6 +36,8 @@ pub struct Way {
     pub crossed: Vec<Crossed>,
     /// The inputs by which it has left unions and joins, from the port to the end.
     pub turns: Vec<usize>,
+    /// The part of it that ends inside the job.
+    pub within: Option<Box<Way>>,
 }
 
 /// Where a way ends.
@@ -43,6 +47,8 @@ pub enum End {
     /// A join: rows of this input bring the key with the rows of the other input that they meet. Its columns are those
     /// of the left input, then those of the right one.
     Join(NodeId, usize),
+    /// Rows inside the job bring the key.
+    Inside(Inside),
 }
 
 /// What is wanted of a node's rows.
@@ -87,6 +93,19 @@ struct Trail {
     /// Operators crossed so far, the last one first seen.
     crossed: Vec<Crossed>,
     turns: Vec<usize>,
+    /// Where rows of the node wait next, on their way to the port.
+    waits: Option<Wait>,
+    /// The part of the way that ends inside the job: where rows wait for state behind it, as near to the port as there
+    /// is one, else where they wait for an exchange.
+    within: Option<(Wait, Way)>,
+}
+
+/// An operator at which rows may wait.
+#[derive(Clone, Copy)]
+struct Wait {
+    at: NodeId,
+    /// For state or for the barrier, and not only for another task.
+    holds_up: bool,
 }
 
 impl Trail {
@@ -98,7 +117,34 @@ impl Trail {
 
     fn ends(self, end: End, wanted: Wanted) -> Way {
         let crossed = self.crossed.into_iter().rev().collect();
-        Way { end, wanted, crossed, turns: self.turns }
+        let within = self.within.map(|(_, way)| Box::new(way));
+        Way { end, wanted, crossed, turns: self.turns, within }
+    }
+
+    /// The way as it would end at a node, if its rows wait somewhere behind it.
+    fn inside(&self, from: NodeId, wanted: &Wanted) -> Option<(Wait, Way)> {
+        let waits = self.waits?;
+        let end = End::Inside(Inside { from, input_of: waits.at });
+        let trail = Trail { within: None, ..self.clone() };
+        Some((waits, trail.ends(end, wanted.clone())))
+    }
+
+    /// Past an operator that holds rows up, with the way as it would end there.
+    fn past(mut self, at: NodeId, here: Option<(Wait, Way)>) -> Trail {
+        let is_nearer = |(waits, _): &(Wait, Way)| match &self.within {
+            Some((known, _)) => waits.holds_up && !known.holds_up,
+            None => true,
+        };
+        if let Some(here) = here.filter(is_nearer) {
+            self.within = Some(here);
+        }
+        Trail { waits: Some(Wait { at, holds_up: true }), ..self }
+    }
+
+    /// Past an exchange.
+    fn exchanged(mut self, at: NodeId) -> Trail {
+        self.waits.get_or_insert(Wait { at, holds_up: false });
+        self
     }
 }
 
@@ -122,38 +168,55 @@ impl Walker<'_> {
         let (Some(below), Some(width)) = (input(0), width(nodes, node, 0)) else {
             return self.enter(at, node, wanted, above);
         };
-        match &node.op {
+        let here = above.inside(at, &wanted);
+        let above = if holds_up(&node.op) { above.past(at, here.clone()) } else { above };
+        let goes_on = match &node.op {
             Operator::Filter(filter) => {
-                self.visit(below, wanted.with_filter(&filter.predicate), above)
+                self.go_on(below, wanted.with_filter(&filter.predicate), above)
             }
             Operator::Project(project) => {
                 let expr = |c: usize| project.exprs.get(c).filter(|e| is_immutable(e)).cloned();
-                self.through(below, &wanted, above, expr);
+                self.through(below, &wanted, above, expr)
             }
             Operator::Union(_) => {
                 for (turn, &input) in node.inputs.iter().enumerate() {
                     self.visit((at.0, input), wanted.clone(), above.turned(turn));
                 }
+                true
             }
             // How often a row comes does not matter.
-            Operator::Repeat(_) => self.visit(below, wanted, above),
+            Operator::Repeat(_) => self.go_on(below, wanted, above),
             Operator::Hop(_) | Operator::Expand(_) | Operator::Unnest(_) => {
-                self.cross(at, node, below, wanted, above);
+                self.cross(at, node, below, wanted, above)
             }
             Operator::Aggregate(a) => {
-                self.through(below, &wanted, above, |c| a.group.get(c).map(|&g| placeholder(g)));
+                self.through(below, &wanted, above, |c| a.group.get(c).map(|&g| placeholder(g)))
             }
             // The input's columns, and behind them what is computed of several rows or of the clock.
             Operator::TopN(_) | Operator::Window(_) | Operator::Stamp(_) => {
-                self.through(below, &wanted, above, |c| (c < width).then(|| placeholder(c)));
+                self.through(below, &wanted, above, |c| (c < width).then(|| placeholder(c)))
             }
             // Its rows pass at once; others wait for an instant.
             Operator::Buffer(b) if b.mode == BufferMode::UpperBound => {
-                self.visit(below, wanted, above);
+                self.go_on(below, wanted, above)
             }
             Operator::Join(join) => self.join(at, node, join, &wanted, &above),
             Operator::Lookup(lookup) => self.lookup(at, node, lookup, &wanted, above),
-            _ => {}
+            _ => false,
+        };
+        if let Some((_, way)) = here.filter(|_| !goes_on) {
+            self.add(way);
+        }
+    }
+
+    fn go_on(&mut self, at: NodeId, wanted: Wanted, above: Trail) -> bool {
+        self.visit(at, wanted, above);
+        true
+    }
+
+    fn add(&mut self, way: Way) {
+        if self.found.len() < MAX_WAYS {
+            self.found.push(way);
         }
     }
 
@@ -163,58 +226,74 @@ impl Walker<'_> {
             Operator::Exchange(exchange) => {
                 let from = self.graph.fragments.get(exchange.fragment);
                 if let Some(edge) = from.and_then(|f| f.outputs.get(exchange.output)) {
-                    self.visit((exchange.fragment, edge.from), wanted, above);
+                    self.visit((exchange.fragment, edge.from), wanted, above.exchanged(at));
                 }
             }
             Operator::Subscribe(_) | Operator::Source(_) => {
-                self.found.push(above.ends(End::Leaf(at), wanted));
+                self.add(above.ends(End::Leaf(at), wanted));
             }
             _ => {}
         }
     }
 
-    /// Goes on below an operator each of whose columns is an expression over its input.
+    /// Goes on below an operator each of whose columns is an expression over its input; this and what follows say whether
+    /// they can.
     fn through(
         &mut self,
         below: NodeId,
         wanted: &Wanted,
         above: Trail,
         expr: impl Fn(usize) -> Option<ExprRef>,
-    ) {
-        if let Some(wanted) = wanted.over(&expr) {
-            self.visit(below, wanted, above);
-        }
+    ) -> bool {
+        let wanted = wanted.over(&expr);
+        wanted.is_some_and(|wanted| self.go_on(below, wanted, above))
     }
 
     /// Goes on on each side of a join that the key can be computed from. A side whose rows bring it only with what they
     /// meet is an end, also where the other side brings it alone: its rows may be there before.
-    fn join(&mut self, at: NodeId, node: &Node, join: &Join, wanted: &Wanted, above: &Trail) {
+    fn join(
+        &mut self,
+        at: NodeId,
+        node: &Node,
+        join: &Join,
+        wanted: &Wanted,
+        above: &Trail,
+    ) -> bool {
         let nodes = &self.graph.fragments[at.0].nodes;
         let alone = [0, 1]
             .map(|side| wanted.over(&|c| join_column(join, nodes, node, side, c).map(placeholder)));
+        let mut goes_on = false;
         for (side, alone) in alone.into_iter().enumerate() {
             let Some(&below) = node.inputs.get(side) else { continue };
             let above = above.turned(side);
-            match alone {
-                Some(wanted) => self.visit((at.0, below), wanted, above),
+            goes_on |= match alone {
+                Some(wanted) => self.go_on((at.0, below), wanted, above),
                 None => {
                     let column = |c: usize| pair_column(join, c);
-                    self.end(End::Join(at, side), wanted, &join.residual, above, column);
+                    self.end(End::Join(at, side), wanted, &join.residual, above, column)
                 }
             }
         }
+        goes_on
     }
 
     /// Goes on on the left side of a lookup: the right side emits nothing.
-    fn lookup(&mut self, at: NodeId, node: &Node, lookup: &Lookup, wanted: &Wanted, above: Trail) {
+    fn lookup(
+        &mut self,
+        at: NodeId,
+        node: &Node,
+        lookup: &Lookup,
+        wanted: &Wanted,
+        above: Trail,
+    ) -> bool {
         let nodes = &self.graph.fragments[at.0].nodes;
-        let Some(&below) = node.inputs.first() else { return };
+        let Some(&below) = node.inputs.first() else { return false };
         let above = above.turned(0);
         match wanted.over(&|c| lookup_column(lookup, nodes, node, c)) {
-            Some(wanted) => self.visit((at.0, below), wanted, above),
+            Some(wanted) => self.go_on((at.0, below), wanted, above),
             None => {
                 let column = |c: usize| lookup.output.get(c).copied();
-                self.end(End::Join(at, 0), wanted, &lookup.residual, above, column);
+                self.end(End::Join(at, 0), wanted, &lookup.residual, above, column)
             }
         }
     }
@@ -227,19 +306,25 @@ impl Walker<'_> {
         residual: &Option<ExprRef>,
         above: Trail,
         column: impl Fn(usize) -> Option<usize>,
-    ) {
-        let Some(mut wanted) = wanted.over(&|c| column(c).map(placeholder)) else { return };
+    ) -> bool {
+        let Some(mut wanted) = wanted.over(&|c| column(c).map(placeholder)) else { return false };
         if let Some(residual) = residual {
             wanted = wanted.with_filter(residual);
         }
-        if self.found.len() < MAX_WAYS {
-            self.found.push(above.ends(end, wanted));
-        }
+        self.add(above.ends(end, wanted));
+        true
     }
 
     /// Goes on below an operator that makes several rows of one, with columns of its own.
-    fn cross(&mut self, at: NodeId, node: &Node, below: NodeId, wanted: Wanted, mut above: Trail) {
-        let Some(width) = width(&self.graph.fragments[at.0].nodes, node, 0) else { return };
+    fn cross(
+        &mut self,
+        at: NodeId,
+        node: &Node,
+        below: NodeId,
+        wanted: Wanted,
+        mut above: Trail,
+    ) -> bool {
+        let Some(width) = width(&self.graph.fragments[at.0].nodes, node, 0) else { return false };
         let own = |c: usize| match &node.op {
             Operator::Unnest(unnest) => unnest.lists.contains(&c),
             _ => c >= width,
@@ -259,7 +344,7 @@ impl Walker<'_> {
             }
         }
         above.crossed.push(Crossed { node: at, wanted });
-        self.visit(below, next, above);
+        self.go_on(below, next, above)
     }
 }
 
@@ -327,6 +412,12 @@ fn same_type(nodes: &[Node], node: &Node, left: usize, right: usize) -> bool {
         input.schema.fields().get(c).map(|f| f.data_type())
     };
     field(0, left).is_some_and(|l| Some(l) == field(1, right))
+}
+
+/// Whether rows wait at an operator: for state that it reads, or for the barrier at which it emits.
+fn holds_up(op: &Operator) -> bool {
+    // What is held in a buffer waits for an instant, which is no lead; other rows pass at once.
+    !matches!(op, Operator::Buffer(_)) && !op.cleaned_tables().is_empty()
 }
 
 /// How many columns an input has.

@@ -1,12 +1,13 @@
 //! What EXPLAIN shows of lookahead (docs/design.md §8): a line for each port and leaf whose rows bring keys ahead, by
-//! themselves or, chained, with the rows that they meet in a join.
+//! themselves or, chained, with the rows that they meet in a join; and one for each port and operator inside the job whose
+//! rows do.
 
 use std::fmt::Write;
 
 use arrow::datatypes::Schema;
 use millrace_common::RelationId;
 use millrace_graph::lookahead::{Lookahead, Place, behind, lookaheads};
-use millrace_graph::{JobGraph, Operator, dispatch_operator};
+use millrace_graph::{JobGraph, Node, Operator, dispatch_operator};
 
 use super::Relations;
 use super::text::{list, state, vnode};
@@ -17,6 +18,10 @@ pub fn lines(graph: &JobGraph, relations: &Relations<'_>) -> Vec<String> {
     let all = lookaheads(graph);
     let mut lines = Vec::with_capacity(all.len());
     for l in &all {
+        if l.inside.is_some() && l.relation.is_some() {
+            // A place of the leaf's line.
+            continue;
+        }
         lines.push(line(graph, &all, l, &[], relations));
         for behind in behind(graph, l, relations.graph) {
             lines.push(line(graph, &all, &behind.lookahead, &behind.through, relations));
@@ -27,7 +32,7 @@ pub fn lines(graph: &JobGraph, relations: &Relations<'_>) -> Vec<String> {
 
 /// `lookahead <operator> <port> [state …]: key (…) time (…) from <relation> at <places> through <relations>, chained to
 /// <operator> <port> [state …] at depth <n> by <steps>; carries (…)`. `through`: relations between that relation and the
-/// leaf.
+/// leaf. Where no leaf's rows bring the key, there is an operator instead of the relation.
 fn line(
     graph: &JobGraph,
     all: &[Lookahead],
@@ -43,8 +48,12 @@ fn line(
     }
     let name =
         |id: RelationId| (relations.name)(id).unwrap_or_else(|| format!("relation {}", id.0));
-    let from = name(l.relation);
-    let _ = write!(line, " from {from} at {}", places(graph, l, relations).join(", "));
+    let from = l.relation.map_or_else(|| named(graph, l.leaf), name);
+    let mut places = places(graph, l, relations);
+    if through.is_empty() {
+        places.extend(inside(graph, all, l));
+    }
+    let _ = write!(line, " from {from} at {}", places.join(", "));
     if !through.is_empty() {
         // In the order in which rows take them.
         let through: Vec<String> = through.iter().rev().map(|id| name(*id)).collect();
@@ -65,32 +74,59 @@ fn line(
 
 /// The operator whose rows read state, by its name, its port, and what tells it from others: its state tables.
 fn operator(graph: &JobGraph, l: &Lookahead) -> String {
-    let nodes = graph.fragments.get(l.fragment).map_or(&[][..], |f| &f.nodes);
-    let Some(node) = nodes.get(l.node) else { return String::new() };
-    let name = match &node.op {
-        Operator::Aggregate(a) if a.calls.is_empty() => "Distinct",
-        op => op.name(),
-    };
+    let Some(node) = node(graph, (l.fragment, l.node)) else { return String::new() };
     let port = match (node.inputs.len(), l.port) {
         (2, 0) => " left",
         (2, _) => " right",
         _ => "",
     };
-    format!("{name}{port}{}", state(&node.op.cleaned_tables()))
+    format!("{}{port}{}", name(&node.op), state(&node.op.cleaned_tables()))
+}
+
+/// An operator by its name and its state tables, if it has any.
+fn named(graph: &JobGraph, at: (usize, usize)) -> String {
+    let Some(node) = node(graph, at) else { return String::new() };
+    let tables = node.op.cleaned_tables();
+    let state = if tables.is_empty() { String::new() } else { state(&tables) };
+    format!("{}{state}", name(&node.op))
+}
+
+fn name(op: &Operator) -> &'static str {
+    match op {
+        Operator::Aggregate(a) if a.calls.is_empty() => "Distinct",
+        op => op.name(),
+    }
+}
+
+fn node(graph: &JobGraph, (fragment, node): (usize, usize)) -> Option<&Node> {
+    graph.fragments.get(fragment)?.nodes.get(node)
+}
+
+/// `input of <operator>`: where rows inside the job can be looked at for the same input, each once.
+fn inside(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) -> Vec<String> {
+    let side = |l: &Lookahead| (l.fragment, l.node, l.port, l.leaf);
+    let mut places = Vec::new();
+    for inside in all.iter().filter(|other| side(other) == side(l)).filter_map(|l| l.inside) {
+        let place = format!("input of {}", named(graph, inside.input_of));
+        if !places.contains(&place) {
+            places.push(place);
+        }
+    }
+    places
 }
 
 /// Where the leaf's rows can be looked at; only a table and a source have an entry.
-fn places(graph: &JobGraph, l: &Lookahead, relations: &Relations<'_>) -> Vec<&'static str> {
-    let leaf = graph.fragments.get(l.leaf.0).and_then(|f| f.nodes.get(l.leaf.1));
-    let is_source = leaf.is_some_and(|n| matches!(n.op, Operator::Source(_)));
-    let has_entry = is_source || (relations.is_table)(l.relation);
-    let shown = l.places.iter().filter(|p| has_entry || **p != Place::Entry);
-    let name = |p: &Place| match p {
-        Place::Entry => "entry",
-        Place::Root => "root",
-        Place::Leaf => "leaf",
+fn places(graph: &JobGraph, l: &Lookahead, relations: &Relations<'_>) -> Vec<String> {
+    let is_source = node(graph, l.leaf).is_some_and(|n| matches!(n.op, Operator::Source(_)));
+    let has_entry = is_source || l.relation.is_some_and(relations.is_table);
+    let shown = |p: &Place| match p {
+        Place::Entry => has_entry.then_some("entry"),
+        Place::Root => Some("root"),
+        Place::Leaf => Some("leaf"),
+        // With the operator: see [`inside`].
+        Place::Input => None,
     };
-    shown.map(name).collect()
+    l.places.iter().filter_map(shown).map(str::to_string).collect()
 }
 
 /// As the plan shows such operators.

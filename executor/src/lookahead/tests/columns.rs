@@ -83,7 +83,7 @@ async fn keys_meet_their_rows((rows, lookahead): (RecordBatch, Lookahead)) {
     for tasks in [1, 2, 7] {
         let (mut ends, mut route) = Tasks::new(&lookahead, tasks, 1_000);
         ends.miss();
-        route.look(rows.clone(), &Due::default()).await.unwrap();
+        route.look(rows.clone(), &Due::default()).unwrap();
         let expected = keys_dispatched(&rows, vnode, &reader, tasks).await;
         for (task, (hints, expected)) in ends.hints.iter_mut().zip(expected).enumerate() {
             let mut told = Vec::new();
@@ -119,7 +119,7 @@ async fn keys_of_every_type_meet_their_rows() {
 async fn bytes_by_key(rows: RecordBatch, lookahead: &Lookahead) -> f64 {
     let (mut ends, mut route) = Tasks::new(lookahead, 2, 1_000);
     ends.miss();
-    route.look(rows, &Due::default()).await.unwrap();
+    route.look(rows, &Due::default()).unwrap();
     let mut keys = 0;
     for hints in &mut ends.hints {
         while let Ok(hint) = hints.try_recv() {
@@ -169,7 +169,7 @@ async fn carried_columns_of_the_key_are_sent_once() {
         let chain = crate::lookahead::chain::chain_to(ends.operators.clone());
         let (mut ends, mut route) = (ends, route.with_chain(Some(chain)));
         ends.miss();
-        route.look(rows(&all), &Due::default()).await.unwrap();
+        route.look(rows(&all), &Due::default()).unwrap();
         let bytes = ends.metrics.lookahead.hint_bytes.get() as f64 / all.len() as f64;
         assert_eq!(bytes, expected);
     }

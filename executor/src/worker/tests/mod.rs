@@ -4,6 +4,7 @@
 mod adoption;
 mod ahead;
 mod chains;
+mod inside;
 mod lookahead;
 mod lookups;
 mod pipeline;

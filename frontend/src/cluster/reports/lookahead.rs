@@ -84,6 +84,7 @@ fn place_report(place: Place) -> LookaheadPlace {
         Place::Entry => LookaheadPlace::Entry,
         Place::Root => LookaheadPlace::Root,
         Place::Leaf => LookaheadPlace::Leaf,
+        Place::Input => LookaheadPlace::Input,
     }
 }
 
@@ -92,6 +93,7 @@ fn place(place: LookaheadPlace) -> Place {
         LookaheadPlace::Entry => Place::Entry,
         LookaheadPlace::Root => Place::Root,
         LookaheadPlace::Leaf => Place::Leaf,
+        LookaheadPlace::Input => Place::Input,
     }
 }
 
@@ -136,6 +138,7 @@ pub(super) mod tests {
             spot(true, Place::Entry, -53),
             spot(false, Place::Root, 0),
             spot(true, Place::Leaf, 55),
+            spot(true, Place::Input, 56),
         ];
         LookaheadMeasures {
             sides: vec![SideSlack { port: 1, active: 2, spots }],

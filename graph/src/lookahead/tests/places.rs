@@ -55,7 +55,10 @@ fn found(graph: &JobGraph, jobs: &[(u32, JobGraph)]) -> Vec<Behind> {
 
 fn summary(found: &[Behind]) -> Vec<(u32, Vec<u32>, String)> {
     let relations = |b: &Behind| b.through.iter().map(|r| r.0).collect();
-    found.iter().map(|b| (b.lookahead.relation.0, relations(b), show(&b.lookahead))).collect()
+    found
+        .iter()
+        .map(|b| (b.lookahead.relation.unwrap().0, relations(b), show(&b.lookahead)))
+        .collect()
 }
 
 #[test]
@@ -121,7 +124,7 @@ fn each_table_of_a_union_is_one_behind_it() {
     plan.add(Operator::Union(Union), &[left, right], schema);
     let found = found(&grouped(20, &[0], "x", 0), &[(20, plan.graph())]);
     let mut tables: Vec<(u32, &[usize])> =
-        found.iter().map(|b| (b.lookahead.relation.0, b.columns.as_slice())).collect();
+        found.iter().map(|b| (b.lookahead.relation.unwrap().0, b.columns.as_slice())).collect();
     tables.sort_unstable();
     assert_eq!(tables, [(7, &[0][..]), (8, &[1])]);
 }
@@ -152,7 +155,7 @@ fn a_view_whose_rows_may_come_of_rows_without_the_key_lets_none_through() {
     // Rows of the right side meet rows of the left one, whose `b` they do not know; the key of both they know.
     assert!(found(&grouped(20, &[0], "y", 0), &[(20, job(&[1]))]).is_empty());
     let both = found(&grouped(20, &[0], "y", 0), &[(20, job(&[0]))]);
-    let mut tables: Vec<u32> = both.iter().map(|b| b.lookahead.relation.0).collect();
+    let mut tables: Vec<u32> = both.iter().map(|b| b.lookahead.relation.unwrap().0).collect();
     tables.sort_unstable();
     assert_eq!(tables, [7, 8]);
     // A branch of a union that a source brings.
@@ -195,7 +198,7 @@ fn stacked_diamonds_of_views_are_walked_once() {
             jobs.iter().find(|(own, _)| *own == id.0).map(|(_, graph)| Arc::new(graph.clone()))
         };
         let found = behind(&graph, &l, &job);
-        let relations: Vec<u32> = found.iter().map(|b| b.lookahead.relation.0).collect();
+        let relations: Vec<u32> = found.iter().map(|b| b.lookahead.relation.unwrap().0).collect();
         assert_eq!(relations, vec![7; tables], "{levels} levels");
         assert!(asked.get() <= 20, "{levels} levels: {} relations were looked at", asked.get());
     }

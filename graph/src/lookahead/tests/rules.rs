@@ -10,7 +10,7 @@ fn a_key_of_the_leaf_needs_no_step() {
     let graph = plan.graph();
     assert_eq!(shown(&graph), ["1.0 of 0: key (c@2, a@0) vnode (c@2)"]);
     let found = &lookaheads(&graph)[0];
-    assert_eq!((found.relation, found.depth), (RelationId(100), 1));
+    assert_eq!((found.relation, found.depth), (Some(RelationId(100)), 1));
     assert_eq!(found.places, [Place::Entry, Place::Root]);
 }
 
@@ -21,7 +21,7 @@ fn a_source_is_looked_at_where_it_is_read() {
     let leaf = plan.add(Operator::Source(source), &[], schema(vec![bigint("a")]));
     plan.group(leaf, &[0]);
     let found = lookaheads(&plan.graph()).remove(0);
-    assert_eq!((found.relation, found.places), (RelationId(3), vec![Place::Entry]));
+    assert_eq!((found.relation, found.places), (Some(RelationId(3)), vec![Place::Entry]));
 }
 
 #[test]
@@ -108,8 +108,9 @@ fn the_event_time_goes_along_where_it_can() {
         [
             "1.0 of 0: key (a@0, end@1) vnode (a@0) time at@2",
             "2.0 of 0: key (a@0) time end@1",
-            // The count is not known.
+            // The count is not known before it is computed.
             "4.0 of 0: key (a@0)",
+            "4.0 of 0: from 1 at 2; key (a@0) time n@2",
         ]
     );
 }
@@ -295,7 +296,7 @@ fn columns_of_different_types_are_not_taken_for_each_other() {
 }
 
 #[test]
-fn a_key_passes_through_groups_but_not_results() {
+fn a_key_passes_through_groups_and_begins_with_results() {
     let mut plan = Plan::new();
     let leaf = plan.leaf("a b c");
     let counted = plan.group(leaf, &[2, 1]);
@@ -314,6 +315,8 @@ fn a_key_passes_through_groups_but_not_results() {
             "1.0 of 0: key (c@2, b@1) vnode (c@2)",
             "4.0 of 0: Project b@1, c@2; Filter b@0 > 4; key (c@1)",
             "6.0 of 0: Project b@1; Filter b@0 > 4; key (b@0)",
+            "6.0 of 0: from 1 at 4; Project b@1, n@2; Filter n@1 > 100; Filter b@0 > 4; key (b@0)",
+            "7.0 of 1: from 1 at 4; Project b@1, n@2; Filter n@1 > 100; Filter b@0 > 4; key (n@1)",
         ]
     );
 }
