@@ -3,7 +3,8 @@
 //!
 //! Only runs and blocks with entries in the interval are read. For `Keyed` tables they name the keys
 //! that were written; one batched read a chunk fetches those keys' rows as of the interval's start,
-//! and rows that came out the same vanish.
+//! and rows that came out the same vanish. Where all that was written says that its keys were new
+//! (see `slice`), there are no such rows, and nothing is fetched.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use crate::entry::{Found, Gather, rebuild};
 use crate::error::Result;
 use crate::merge::{Merger, Mode};
 use crate::snapshot::{Snapshot, key_range, table_sources};
+use crate::version::TableVersion;
 
 /// Rows of one chunk of changes.
 const CHUNK_ROWS: usize = 4096;
@@ -39,10 +41,10 @@ pub(crate) fn changes(
 ) -> BoxStream<'static, Result<DeltaChunk>> {
     match written(&at, id, to, &vnodes) {
         Err(e) => futures::stream::once(futures::future::ready(Err(e))).boxed(),
-        Ok(merger) => {
+        Ok((merger, replaces)) => {
             futures::stream::try_unfold((merger, at), move |(mut merger, at)| async move {
                 while let Some(entries) = merger.next().await.map_err(|e| at.explain(e))? {
-                    let chunk = to_delta(&at, id, entries).await?;
+                    let chunk = to_delta(&at, id, entries, replaces).await?;
                     if !chunk.is_empty() {
                         return Ok(Some((chunk, (merger, at))));
                     }
@@ -54,22 +56,43 @@ pub(crate) fn changes(
     }
 }
 
-fn written(at: &Snapshot, id: TableId, to: Epoch, vnodes: &Range<Vnode>) -> Result<Merger> {
+/// What was written, and whether any of it may have replaced a row.
+fn written(at: &Snapshot, id: TableId, to: Epoch, vnodes: &Range<Vnode>) -> Result<(Merger, bool)> {
     let table = at.table(id)?;
     let mode = Mode::Written { from: at.epoch(), to };
     let range = key_range(None, Some(vnodes));
     let sources = table_sources(at.committed(), table, mode, &range, None)?;
-    Ok(Merger::new(table.desc.storage, mode, Arc::clone(table.schema()), CHUNK_ROWS, sources))
+    let schema = Arc::clone(table.schema());
+    let merger = Merger::new(table.desc.storage, mode, schema, CHUNK_ROWS, sources);
+    Ok((merger, may_replace(table, mode)))
 }
 
-async fn to_delta(at: &Snapshot, id: TableId, entries: Entries) -> Result<DeltaChunk> {
+/// Whether any of what was written may have replaced a row of before. It did not if all keys were new when they were
+/// written: one that had a row at the start would have been deleted since, by an entry that is not of a new key.
+fn may_replace(table: &TableVersion, mode: Mode) -> bool {
+    let mut in_memory = table.mem.iter().filter(|run| mode.wants(run.min_epoch, run.max_epoch));
+    let mut on_disk = table.disk.iter().map(|run| run.meta());
+    in_memory.any(|run| !run.new_keys)
+        || on_disk.any(|run| mode.wants(Epoch(run.min_epoch), Epoch(run.max_epoch)))
+}
+
+/// `replaces`: one of the entries may have replaced a row.
+async fn to_delta(
+    at: &Snapshot,
+    id: TableId,
+    entries: Entries,
+    replaces: bool,
+) -> Result<DeltaChunk> {
     let desc = Arc::clone(&at.table(id)?.desc);
     if desc.storage != RowStorage::Keyed {
         let rows = entries.len();
         let batch = rebuild(&desc.value_schema, entries.values.columns().to_vec(), rows)?;
         return Ok(DeltaChunk::new(batch, entries.weights));
     }
-    let old = at.multi_get(id, entries.keys.clone()).await?;
+    let old = match replaces {
+        true => at.multi_get(id, entries.keys.clone()).await?,
+        false => Found::empty(&desc.value_schema),
+    };
     Ok(keyed_delta(&desc.value_schema, old, &entries)?)
 }
 

@@ -40,6 +40,8 @@ pub struct MemRun {
     pub(crate) seal: SealId,
     /// It was sealed before its epoch ended, and is on its way to the store.
     pub(crate) spill: Option<Arc<Spill>>,
+    /// Each entry is a row of a key that had none.
+    pub(crate) new_keys: bool,
     rows: usize,
     bytes: usize,
     tombstones: usize,
@@ -67,6 +69,7 @@ impl MemRun {
         run.min_sequence = first.min_sequence;
         run.max_sequence = last.max_sequence;
         run.group = last.group;
+        run.new_keys = inputs.iter().all(|input| input.new_keys);
         Some(run)
     }
 
@@ -88,6 +91,7 @@ impl MemRun {
             group: 0,
             seal: SealId::default(),
             spill: None,
+            new_keys: false,
             rows,
             bytes,
             tombstones,

@@ -3,7 +3,7 @@
 //! ```text
 //!  0 u32 crc32 of everything after this field
 //!  4 u32 magic 0x4C53524D ("MRSL")
-//!  8 u16 version (1)   10 u16 reserved   12 u32 parts
+//!  8 u16 version (1)   10 u16 flags   12 u32 parts
 //! 16 parts: u32 table id, u32 length, then `length` bytes: one block (see `block`)
 //! ```
 //!
@@ -11,6 +11,9 @@
 //! slice's reference when read. The parts of one table follow each other in key order; a table that
 //! two tasks wrote has their parts one after the other, so a reader starts a new run where keys step
 //! back.
+//!
+//! Flag 1 says that each entry is a row of a key that had none before, so that the change of the epoch is
+//! read without a look for old rows. A reader may pass over flags, as earlier releases do, which write none.
 
 use std::sync::Arc;
 
@@ -24,6 +27,8 @@ use crate::memrun::{MemRun, SealId};
 
 const MAGIC: u32 = 0x4c53_524d;
 const VERSION: u16 = 1;
+/// Each entry is a row of a key that had none.
+const NEW_KEYS: u16 = 1;
 const HEADER_BYTES: usize = 16;
 /// Rows of one part: bounds what a reader decompresses at a time.
 const PART_ROWS: usize = 1 << 14;
@@ -49,6 +54,8 @@ pub(crate) fn encode(runs: &[MemRun], codecs: &Codecs) -> Result<Bytes> {
     }
     out[4..8].copy_from_slice(&MAGIC.to_le_bytes());
     out[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    let flags = if runs.iter().all(|run| run.new_keys) { NEW_KEYS } else { 0 };
+    out[10..12].copy_from_slice(&flags.to_le_bytes());
     out[12..16].copy_from_slice(&parts.to_le_bytes());
     let crc = crc32fast::hash(&out[4..]);
     out[..4].copy_from_slice(&crc.to_le_bytes());
@@ -108,8 +115,11 @@ pub(crate) fn decode(
             codec.decode(block, None, epoch, object, offset + (at - length) as u64)?.entries;
         add_part(&mut runs, TableId(table), entries);
     }
+    let new_keys = u16::from_le_bytes([bytes[10], bytes[11]]) & NEW_KEYS != 0;
     let run = |(table, batches): (TableId, Vec<Entries>)| {
-        MemRun::sealed(table, batches.into(), SealId::default())
+        let mut run = MemRun::sealed(table, batches.into(), SealId::default());
+        run.new_keys = new_keys;
+        run
     };
     Ok(runs.into_iter().map(run).collect())
 }
@@ -184,6 +194,23 @@ mod tests {
         let bytes = encode(&[run(&["a", "b"])], &codecs()).unwrap();
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, pinned);
+    }
+
+    #[test]
+    fn that_keys_are_new_is_kept_in_a_flag_which_version_1_passes_over() {
+        let read = |bytes: &[u8]| {
+            let runs = decode(bytes, &codecs(), Epoch(5), "data/1/1.seg", 0).unwrap();
+            runs.iter().map(|run| (run.num_rows(), run.new_keys)).collect::<Vec<_>>()
+        };
+        let mut new = run(&["a", "b"]);
+        new.new_keys = true;
+        let changed = encode(&[new.clone(), run(&["c"])], &codecs()).unwrap();
+        assert_eq!(read(&changed), [(3, false)], "of all, or of none");
+        let (new, old) =
+            (encode(&[new], &codecs()).unwrap(), encode(&[run(&["a", "b"])], &codecs()).unwrap());
+        assert_eq!((read(&new), read(&old)), (vec![(2, true)], vec![(2, false)]));
+        let differ = (4..new.len()).filter(|&at| new[at] != old[at]);
+        assert_eq!(differ.map(|at| (at, new[at])).collect::<Vec<_>>(), [(10, 1)]);
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct TableWriter {
     early: Vec<MemRun>,
     /// Bytes of `open` that the totals know of.
     counted: usize,
+    /// All keys in `open` were new.
+    new_keys: bool,
 }
 
 /// A memtable smaller than this part of what all may hold is not worth a run of its own.
@@ -65,6 +67,7 @@ impl TableWriter {
             next_seal,
             early: Vec::new(),
             counted: 0,
+            new_keys: true,
         }
     }
 
@@ -80,6 +83,19 @@ impl TableWriter {
     /// Writes into the open epoch. Weights absent: all +1. Keys and weights have no nulls. Never waits: see
     /// [`JobStore::wait_for_spills`].
     pub fn write(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
+        self.new_keys = false;
+        self.add(keys, weights, values);
+    }
+
+    /// The same for rows of keys that have none, committed or written: whoever reads the change of the epoch back
+    /// ([`JobStore::changes`]) then looks for no rows that they replace.
+    pub fn write_new(&mut self, keys: BinaryArray, values: RecordBatch) {
+        // An entry that is too old is there for who reads changes, and not for who looks up its key.
+        debug_assert!(self.desc.retention.is_none());
+        self.add(keys, None, values);
+    }
+
+    fn add(&mut self, keys: BinaryArray, weights: Option<Int64Array>, values: RecordBatch) {
         self.open.get_mut().write(keys, weights, values);
         self.count_open();
         let most = self.store.shared.options.spill_bytes;
@@ -115,11 +131,13 @@ impl TableWriter {
 
     fn seal_open(&mut self) -> Result<Option<MemRun>> {
         let batches = self.open.get_mut().seal()?;
+        let new_keys = std::mem::replace(&mut self.new_keys, true);
         self.count_open();
         if batches.is_empty() {
             return Ok(None);
         }
-        let run = MemRun::sealed(self.desc.id, batches, self.next_seal);
+        let mut run = MemRun::sealed(self.desc.id, batches, self.next_seal);
+        run.new_keys = new_keys;
         self.next_seal.seal += 1;
         Ok(Some(run))
     }

@@ -50,6 +50,8 @@ fn descs() -> Vec<TableDesc> {
 #[derive(Clone, Debug)]
 enum Op {
     Write(u32, Vec<(u8, i64, bool)>),
+    /// Those of these rows whose keys have none; it is said that they have none.
+    Insert(Vec<(u8, i64)>),
     Seal,
     /// Whether at a new epoch (else at the last one, as in a backfill).
     Publish(bool),
@@ -66,6 +68,7 @@ fn op() -> impl Strategy<Value = Op> {
     let rows = prop::collection::vec((0u8..24, 0i64..6, prop::bool::weighted(0.3)), 1..20);
     prop_oneof![
         6 => (prop::sample::select(&TABLES[..]), rows).prop_map(|(t, rows)| Op::Write(t, rows)),
+        4 => prop::collection::vec((0u8..24, 0i64..6), 1..8).prop_map(Op::Insert),
         4 => Just(Op::Seal),
         4 => prop::bool::weighted(0.75).prop_map(Op::Publish),
         1 => Just(Op::Flush),
@@ -118,6 +121,13 @@ fn options(store: Arc<dyn ObjectStore>, incarnation: u64) -> StoreOptions {
     }
 }
 
+fn keys_and_values(written: &[(u32, Key, i64, Row)]) -> (BinaryArray, RecordBatch) {
+    let keys = BinaryArray::from_iter_values(written.iter().map(|w| &w.1));
+    let n: ArrayRef = Arc::new(Int64Array::from_iter(written.iter().map(|w| w.3.0)));
+    let s: ArrayRef = Arc::new(StringArray::from_iter_values(written.iter().map(|w| &w.3.1)));
+    (keys, RecordBatch::try_new(schema(true), vec![n, s]).unwrap())
+}
+
 impl World {
     async fn new(store: Arc<dyn ObjectStore>) -> World {
         let store = StateStore::open(options(store, 1)).await.unwrap();
@@ -150,6 +160,7 @@ impl World {
     async fn apply(&mut self, op: Op) {
         match op {
             Op::Write(table, rows) => self.write(table, rows),
+            Op::Insert(rows) => self.insert(rows),
             Op::Seal => self.seal().await,
             Op::Publish(advance) => self.publish(advance),
             Op::Flush => {
@@ -195,12 +206,24 @@ impl World {
             }
             written.push((table, key, weight, row));
         }
-        let keys = BinaryArray::from_iter_values(written.iter().map(|w| &w.1));
+        let (keys, values) = keys_and_values(&written);
         let weights = Int64Array::from_iter_values(written.iter().map(|w| w.2));
-        let n: ArrayRef = Arc::new(Int64Array::from_iter(written.iter().map(|w| w.3.0)));
-        let s: ArrayRef = Arc::new(StringArray::from_iter_values(written.iter().map(|w| &w.3.1)));
-        let values = RecordBatch::try_new(schema(true), vec![n, s]).unwrap();
         self.writers.get_mut(&table).unwrap().write(keys, Some(weights), values);
+        self.open.extend(written);
+    }
+
+    fn insert(&mut self, rows: Vec<(u8, i64)>) {
+        let mut there = self.rows(KEYED, None);
+        let mut written = Vec::new();
+        for (k, n) in rows {
+            let key = vec![0, k % 4, b'k', k / 8, k];
+            let row = (Some(n), "x".repeat(n as usize));
+            if there.insert(key.clone(), (1, row.clone())).is_none() {
+                written.push((KEYED, key, 1, row));
+            }
+        }
+        let (keys, values) = keys_and_values(&written);
+        self.writers.get_mut(&KEYED).unwrap().write_new(keys, values);
         self.open.extend(written);
     }
 

@@ -14,11 +14,13 @@ use arrow::array::{BinaryArray, Int64Array, RecordBatch};
 use bytes::Bytes;
 use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
-use millrace_common::{Epoch, JobId, RelationId};
+use millrace_common::{DeltaChunk, Epoch, JobId, RelationId};
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef};
 use millrace_storage::cache::Priority;
 use millrace_storage::sim::{Profile, SimStore};
-use millrace_storage::{JobStore, Lookup, ScanOptions, StateStore, StoreOptions, TableWriter};
+use millrace_storage::{
+    JobStore, Lookup, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
+};
 
 use numbers::{TABLE, desc, schema};
 
@@ -27,10 +29,13 @@ fn keys(from: u64, to: u64) -> BinaryArray {
     BinaryArray::from_iter_values((from..to).map(key))
 }
 
-fn write(writer: &mut TableWriter, from: u64, to: u64) {
+fn values(from: u64, to: u64) -> RecordBatch {
     let n = Int64Array::from_iter_values(from as i64..to as i64);
-    let values = RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap();
-    writer.write(keys(from, to), None, values);
+    RecordBatch::try_new(schema(), vec![Arc::new(n)]).unwrap()
+}
+
+fn write(writer: &mut TableWriter, from: u64, to: u64) {
+    writer.write(keys(from, to), None, values(from, to));
 }
 
 /// Slow enough that parallel requests overlap, on a machine that is busy with other things too.
@@ -62,6 +67,11 @@ async fn commit(
     keys: (u64, u64),
 ) -> Vec<SliceRef> {
     write(writer, keys.0, keys.1);
+    commit_open(job, writer, epoch).await
+}
+
+/// The same of what is written already.
+async fn commit_open(job: &Arc<JobStore>, writer: &mut TableWriter, epoch: u64) -> Vec<SliceRef> {
     let persisted = job.persist(epoch, writer.seal().unwrap()).await.unwrap();
     let at_epoch = |s: &SliceRef| SliceRef { epoch, ..s.clone() };
     let slices = persisted.slices.iter().map(at_epoch).collect();
@@ -103,6 +113,45 @@ async fn a_cold_read_of_thousands_of_keys_costs_two_rounds() {
     let again = writer.multi_get(asked);
     assert!(matches!(again, Lookup::Ready(_)), "all blocks are in memory now");
     assert_eq!(sim.stats().gets, cost.gets);
+}
+
+/// A slice of the tail says of its keys whether they are new: where they are, there are no old rows to look for.
+#[tokio::test]
+async fn a_change_of_new_keys_is_read_without_a_lookup() {
+    let sim = sim();
+    let table = || vec![TableDesc { relation: true, ..desc(AccessClass::PointUpdate) }];
+    let store = open(&sim, 1).await;
+    let version = JobVersion::default();
+    let job = store.open_job(RelationId(20000), table(), &version).await.unwrap();
+    let mut writer = job.writer(TABLE).unwrap();
+    commit(&job, &mut writer, 1, (0, 20_000)).await;
+    let edit = job.flush().await.unwrap();
+    job.apply_edit(&edit);
+    let mut version = JobVersion { runs: edit.add_runs, epoch: 3, ..JobVersion::default() };
+
+    writer.write_new(keys(20_000, 20_010), values(0, 10));
+    version.tail.extend(commit_open(&job, &mut writer, 2).await);
+    writer.write(keys(0, 10), None, values(100, 110));
+    version.tail.extend(commit_open(&job, &mut writer, 3).await);
+
+    let change = async |incarnation, from, to| {
+        let cold = open(&sim, incarnation).await;
+        let job = cold.open_job(RelationId(20000), table(), &version).await.unwrap();
+        let before = sim.stats();
+        let changes = job.changes(TABLE, Epoch(from), Epoch(to), 0..256);
+        let changes: Vec<DeltaChunk> = changes.try_collect().await.unwrap();
+        let cost = sim.stats();
+        let rows: usize = changes.iter().map(DeltaChunk::num_rows).sum();
+        (rows, cost.rounds - before.rounds, cost.gets - before.gets)
+    };
+    assert_eq!(change(2, 1, 2).await, (10, 0, 0));
+    let (rows, rounds, gets) = change(3, 2, 3).await;
+    assert_eq!(rows, 20, "old rows and new ones");
+    assert!(rounds > 0 && gets > 0, "{gets} requests in {rounds} rounds");
+    // A key that was new may have been changed since.
+    let (rows, _, gets) = change(4, 1, 3).await;
+    assert_eq!(rows, 30);
+    assert!(gets > 0);
 }
 
 /// Index and filter of a large run are read by partition, of which the run's description tells: how much one key reads
