@@ -59,6 +59,13 @@ pub struct Writes {
     pub announced: Option<Announced>,
 }
 
+impl Writes {
+    /// Whether no key that is written has a row: each adds one to the table.
+    pub fn are_new(&self) -> bool {
+        self.row_count == self.keys.len() as i64
+    }
+}
+
 impl Keyed {
     pub fn new(layout: &RowLayout, delta: DeltaChunk) -> Result<Keyed, ExecError> {
         let given = delta.batch.schema();

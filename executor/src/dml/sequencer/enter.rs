@@ -163,10 +163,14 @@ impl Sequencer {
 
     fn write(&self, state: &mut State, writes: Writes) {
         self.recent.lock().note(&writes.keys);
+        let are_new = writes.are_new();
         if let Some(announced) = writes.announced {
             state.open.announced.join(announced);
         }
-        state.writer.write(writes.keys, writes.weights, writes.rows);
+        match are_new {
+            true => state.writer.write_new(writes.keys, writes.rows),
+            false => state.writer.write(writes.keys, writes.weights, writes.rows),
+        }
         let open = &mut state.open;
         open.row_count += writes.row_count;
         if let Some(chunk) = HubChunk::new(writes.delta, writes.vnodes) {
