@@ -44,6 +44,9 @@ pub const SILENT: Duration = Duration::from_secs(3);
 /// A look that comes later than this after the last one: this process itself has stood still.
 const LATE: Duration = Duration::from_secs(3);
 
+/// How long a statement waits for a compute process while there is none.
+pub const COMPUTE_WAIT: Duration = Duration::from_secs(15);
+
 /// The way from the leader to other processes.
 pub trait Connect: Send + Sync {
     fn compute(&self, address: &str, incarnation: u64)
@@ -133,6 +136,24 @@ impl Cluster {
         let state = self.shared.state.read();
         let takers = placement::takers(&state, &self.computes.incarnations());
         placement::process_of_new(&state, &takers, relation)
+    }
+
+    /// Returns when there is a compute process; an error if none comes.
+    pub async fn await_compute(&self) -> Result<(), SqlError> {
+        let come = tokio::time::timeout(COMPUTE_WAIT, self.computes.come()).await;
+        come.map_err(|_| no_compute())
+    }
+
+    /// Work that needs compute processes; an error once there have been none for too long.
+    pub async fn with_computes<T>(
+        &self,
+        work: impl Future<Output = Result<T, SqlError>>,
+    ) -> Result<T, SqlError> {
+        tokio::select! {
+            biased;
+            done = work => done,
+            () = self.computes.missing_for(COMPUTE_WAIT) => Err(no_compute()),
+        }
     }
 
     /// Does what follows from the log: who is superseded is fenced, what belonged to sessions of the fenced is dropped,
@@ -425,6 +446,13 @@ impl Cluster {
 
 fn processes_of_jobs(state: &MetaState) -> BTreeMap<JobId, u64> {
     state.jobs.iter().map(|(id, job)| (*id, job.process)).collect()
+}
+
+/// What a statement fails with that has waited for a compute process.
+fn no_compute() -> SqlError {
+    let message = format!("no compute process is there (waited {} s)", COMPUTE_WAIT.as_secs());
+    SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
+        .with_hint("Start a compute process (millrace compute), then repeat the statement.")
 }
 
 fn not_now(message: String) -> SqlError {

@@ -56,6 +56,25 @@ impl Computes {
         self.known.borrow().keys().copied().collect()
     }
 
+    /// Completes when there is a process.
+    pub async fn come(&self) {
+        // The sender is in `self`.
+        let _ = self.known.subscribe().wait_for(|known| !known.is_empty()).await;
+    }
+
+    /// Completes when there has been no process for this long without a break.
+    pub async fn missing_for(&self, limit: Duration) {
+        let mut known = self.known.subscribe();
+        loop {
+            // The sender is in `self`.
+            let _ = known.wait_for(BTreeMap::is_empty).await;
+            let come = known.wait_for(|known| !known.is_empty());
+            if tokio::time::timeout(limit, come).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Whether a process answers now. It is told nothing.
     pub async fn answers(&self, incarnation: u64) -> bool {
         let Some(service) = self.get(incarnation) else { return false };

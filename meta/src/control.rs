@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt;
-use millrace_common::{Generation, JobId, RelationId, SqlError};
+use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
@@ -25,6 +25,7 @@ use crate::advisory::{self, Listed, Request, Scope, SessionId};
 use crate::cluster::Cluster;
 use crate::meta::{CreateOptions, Meta};
 use crate::processes::ProcessStatus;
+use crate::state::has_job;
 
 /// Records of one message to a follower, at most.
 const MESSAGE_RECORDS: usize = 64;
@@ -33,6 +34,31 @@ impl Meta {
     pub(crate) fn cluster(&self) -> Result<&Arc<Cluster>, CallError> {
         let alone = || SqlError::unsupported("other processes beside a standalone server");
         self.cluster.get().ok_or_else(|| alone().into())
+    }
+
+    /// Waits for jobs. In a cluster an error once there have been no compute processes for too long.
+    pub(crate) async fn with_computes<T>(
+        &self,
+        work: impl Future<Output = Result<T, SqlError>>,
+    ) -> Result<T, SqlError> {
+        match self.cluster.get() {
+            Some(cluster) => cluster.with_computes(work).await,
+            None => work.await,
+        }
+    }
+
+    /// The error of a read that was not ready in time: where no compute process is there, it says so.
+    pub(crate) fn for_want_of_compute(&self, error: SqlError) -> SqlError {
+        let is_missing =
+            || self.cluster.get().is_some_and(|c| c.computes.incarnations().is_empty());
+        if error.state != SqlState::QUERY_CANCELED || !is_missing() {
+            return error;
+        }
+        SqlError::new(SqlState::CANNOT_CONNECT_NOW, error.message.clone())
+            .with_detail("No compute process is there.")
+            .with_hint(
+                "Start a compute process, or SET read_freshness = 'any' to read older content.",
+            )
     }
 
     /// A session of a frontend that is not fenced.
@@ -138,6 +164,10 @@ impl MetaControl for Meta {
         table_count: u32,
         or_replace: bool,
     ) -> Result<(RelationId, u64), CallError> {
+        if let Some(cluster) = self.cluster.get().filter(|_| has_job(&relation)) {
+            // Not begun, nothing is left half made of it where none comes.
+            cluster.await_compute().await?;
+        }
         let options = CreateOptions { table_count, or_replace, if_not_exists: false };
         let id = self.create_relation(relation, options).await?;
         Ok((id, self.record()))

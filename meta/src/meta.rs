@@ -483,14 +483,14 @@ impl Meta {
     }
 
     /// Returns when the relation has caught up for the first time, or with the error that its job
-    /// failed with, or 57014 when `cancel` fires (the caller drops the relation then). A sink that is paused is not
-    /// waited for.
+    /// failed with, or 57014 when `cancel` fires, or 57P03 where no compute process is there for it (the caller drops the
+    /// relation then). A sink that is paused is not waited for.
     pub async fn wait_created(
         &self,
         id: RelationId,
         cancel: &CancellationToken,
     ) -> Result<(), SqlError> {
-        read::wait_created(&self.shared, id, cancel).await
+        self.with_computes(read::wait_created(&self.shared, id, cancel)).await
     }
 
     /// The newest epoch at which all these relations (no plain views) are exact and, if `fresh`, that
@@ -502,7 +502,8 @@ impl Meta {
         timeout: Option<Duration>,
         fresh: bool,
     ) -> Result<Epoch, SqlError> {
-        read::read_epoch(&self.shared, relations, timeout, fresh).await
+        let read = read::read_epoch(&self.shared, relations, timeout, fresh).await;
+        read.map_err(|error| self.for_want_of_compute(error))
     }
 
     /// Whether all these relations are exact, and published, at an epoch.
@@ -545,7 +546,7 @@ impl Meta {
         id: RelationId,
         cancel: &CancellationToken,
     ) -> Result<(), SqlError> {
-        read::wait_rebuilt(&self.shared, id, cancel).await
+        self.with_computes(read::wait_rebuilt(&self.shared, id, cancel)).await
     }
 
     /// The tables that a relation's rows follow from; a table's is itself.

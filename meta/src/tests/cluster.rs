@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{EnvHandle, Generation, RelationId, SqlError};
+use millrace_common::{EnvHandle, Generation, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::catalog::Relation;
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::operator::OperatorService;
@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use super::fake::{Behaviour, Cluster, Fake, NoCompactor, Stream};
 use super::store::TestStore;
-use super::{TestEnv, table, view};
-use crate::cluster::Connect;
+use super::{TestEnv, relation, table, view};
+use crate::cluster::{COMPUTE_WAIT, Connect};
 use crate::gc::GcOptions;
 use crate::members::PROCESS_LEASE;
 use crate::meta::Meta;
@@ -105,6 +105,53 @@ async fn jobs_wait_for_a_compute_process_and_go_to_who_takes_its_place() {
     assert!(matches!(beat(&meta, first).await, Err(CallError::Fenced { .. })));
     assert!(beat(&meta, second).await.is_ok());
     cluster.read(&[t, v]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_statement_waits_for_a_compute_process_only_so_long() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = &cluster.meta;
+    let create = |name| MetaControl::create_relation(&**meta, table(name), 1, false);
+    let began = tokio::time::Instant::now();
+    let Err(CallError::Sql(error)) = create("t").await else { panic!("it runs nowhere") };
+    let took = |since: tokio::time::Instant| since.elapsed().as_secs();
+    assert_eq!((error.state, took(began)), (SqlState::CANNOT_CONNECT_NOW, COMPUTE_WAIT.as_secs()));
+    assert!(error.to_string().contains("compute"), "{error}");
+    assert_eq!(meta.catalog().relations().count(), 0, "nothing is left of it");
+    // What needs none is created.
+    let plain = relation("plain", RelationKind::View, &[]);
+    MetaControl::create_relation(&**meta, plain, 0, false).await.unwrap();
+
+    let compute = async {
+        tokio::time::sleep(COMPUTE_WAIT / 2).await;
+        registered(meta, process(7, ProcessRole::Compute, "a:1")).await
+    };
+    let (created, first) = tokio::join!(create("t"), compute);
+    let (t, _) = created.unwrap();
+    cluster.insert(t).await;
+
+    // One that is lost while a view is created ends the wait as well; one that takes its place in time does not.
+    let (v, u) = (RelationId(t.0 + 1), RelationId(t.0 + 2));
+    for (id, name) in [(v, "v"), (u, "u")] {
+        cluster.fake.behave(id, Behaviour { hang: true, ..Behaviour::default() });
+        assert_eq!(cluster.create(view(name, &[t])).await, id);
+    }
+    let lose = async |incarnation| {
+        meta.beat(Heartbeat { incarnation, leaving: true, ..Heartbeat::default() }).await.unwrap();
+    };
+    lose(first).await;
+    let began = tokio::time::Instant::now();
+    let error = MetaControl::wait_created(&**meta, v).await.unwrap_err();
+    assert_eq!(SqlError::from(error).state, SqlState::CANNOT_CONNECT_NOW);
+    assert_eq!(took(began), COMPUTE_WAIT.as_secs());
+    assert_eq!(cluster.read(&[t]).await, [1], "nothing of it is missing");
+    let late = async {
+        tokio::time::sleep(COMPUTE_WAIT / 2).await;
+        cluster.fake.behave(u, Behaviour::default());
+        registered(meta, process(8, ProcessRole::Compute, "b:1")).await
+    };
+    let (waited, _) = tokio::join!(MetaControl::wait_created(&**meta, u), late);
+    waited.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
