@@ -385,6 +385,12 @@ pub trait Cluster: Send + Sync + 'static {
     /// Returns when `processes` tells how they are now, or the leader does not answer.
     async fn refresh_processes(&self) {}
 
+    /// What a statement that takes long may be waiting for, in a sentence: processes that the cluster lacks. `None`: none
+    /// is missing.
+    fn missing_process(&self) -> Option<String> {
+        None
+    }
+
     /// The leader that has the advisory locks of all frontends; `None`: there is no other frontend.
     fn lock_leader(&self) -> Option<LockLeader> {
         None

@@ -21,13 +21,15 @@ use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
 use millrace_executor::error_sink::ErrorSink;
 use millrace_meta::LogFollower;
+use millrace_meta::cluster::{COMPUTE_WAIT, has_role};
+use millrace_meta::processes::Process;
 use millrace_meta::settings::Settings;
 use millrace_meta::state::{JobRecord, MetaState};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{
     CompactionReport, JobReports, MetaControl, ProcessReport, ProcessUsage, SourceReport,
 };
-use millrace_rpc::log::{AlterRelation, UserChange};
+use millrace_rpc::log::{AlterRelation, ProcessRole, UserChange};
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
 use parking_lot::Mutex;
@@ -187,6 +189,15 @@ impl Cluster for RemoteCluster {
             Ok(Err(_)) | Err(_) => Reports::default(),
         };
         *self.reports.lock() = Arc::new(reports);
+    }
+
+    fn missing_process(&self) -> Option<String> {
+        let is_compute = |p: &Process| has_role(&p.registration, ProcessRole::Compute);
+        let is_there = self.log.read(|state| state.processes.live().values().any(is_compute));
+        let limit = COMPUTE_WAIT.as_secs();
+        (!is_there).then(|| {
+            format!("no compute process is there; the statement waits up to {limit} s for one")
+        })
     }
 
     fn lock_leader(&self) -> Option<LockLeader> {

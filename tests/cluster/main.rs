@@ -9,6 +9,7 @@ mod bad_starts;
 mod compactors;
 mod ctl;
 mod metas;
+mod missing;
 mod nemesis;
 mod network;
 mod observed;

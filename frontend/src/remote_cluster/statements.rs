@@ -13,6 +13,7 @@ use bytes::Bytes;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError, SqlState};
 use millrace_executor::dml::{DmlError, DmlKind, DmlOutcome, EntryFlag, LoadKind, Read, ReadRows};
 use millrace_meta::LogFollower;
+use millrace_meta::cluster::COMPUTE_WAIT;
 use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
 pub use millrace_rpc::dml::HeldLocks;
@@ -24,8 +25,6 @@ use tokio::time::{Instant, timeout_at};
 use super::RemoteCluster;
 use crate::cluster::{DmlResult, Locks, ReadSet};
 
-/// How long a statement waits for its table to run somewhere.
-const TABLE_WAIT: Duration = Duration::from_secs(10);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
 /// For how long the commit of a statement is looked for whose process has not answered: longer than a lost process goes
@@ -83,7 +82,7 @@ impl RemoteCluster {
         F: Future<Output = Result<T, CallError>> + Send,
         T: Send,
     {
-        let deadline = self.env.now() + TABLE_WAIT;
+        let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
             let process = self.route(table, deadline).await?;
             match call(process.dml).await {
@@ -106,7 +105,7 @@ impl RemoteCluster {
     where
         F: Future<Output = Result<DmlAnswer, CallError>> + Send,
     {
-        let mut deadline = self.env.now() + TABLE_WAIT;
+        let mut deadline = self.env.now() + COMPUTE_WAIT;
         loop {
             let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
             let outcomes = self.outcomes(table, incarnation);
@@ -125,7 +124,7 @@ impl RemoteCluster {
             match outcomes.of(error, id, rows, entered).await? {
                 Outcome::Answered(answer) => return Ok(answer),
                 // There is nobody who could commit it: it begins anew.
-                Outcome::NotCommitted => deadline = self.env.now() + TABLE_WAIT,
+                Outcome::NotCommitted => deadline = self.env.now() + COMPUTE_WAIT,
             }
         }
     }
@@ -180,7 +179,7 @@ impl RemoteCluster {
         id: StatementId,
         kind: LoadKind,
     ) -> Result<RemoteLoad, SqlError> {
-        let deadline = self.env.now() + TABLE_WAIT;
+        let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
             let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
             match dml.begin_load(table, id, kind).await {

@@ -11,6 +11,7 @@ use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DataType, DiscardObject, Expr, Ident, ObjectName, Statement as Sql};
 
 use super::known::can_be_tried_again;
+use super::missing::observed;
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
 use crate::{copy, ddl, dml};
@@ -25,7 +26,8 @@ impl Session {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
-        let mut result = self.execute_statement(parsed, values).await;
+        let observer = self.observer(parsed);
+        let mut result = observed(observer, self.execute_statement(parsed, values)).await;
         if let Err(error) = &result
             && can_be_tried_again(&parsed.statement)
             && self.learns_more(error).await

@@ -9,6 +9,7 @@ pub mod execute;
 pub mod feed;
 mod known;
 pub mod live;
+mod missing;
 pub mod outcome;
 pub mod params;
 pub mod prepare;
