@@ -220,18 +220,33 @@ impl Standalone {
         let frontend = Frontend::new(cluster, settings)?;
         let shared = Arc::clone(frontend.shared());
         let stop = shutdown.clone();
-        let sources = http::Sources {
+        let started = Instant::now();
+        let measured = http::metrics::Standalone {
             frontend: Arc::clone(&shared),
             worker: Arc::clone(&worker),
             store: Arc::clone(&store),
             meta: Arc::clone(&meta),
             requests: requests.clone(),
             memory_limit: config.memory_limit,
-            started: Instant::now(),
+            started,
+        };
+        let leader = Arc::clone(&meta);
+        let sources = http::Sources {
+            frontend: Arc::clone(&shared),
+            worker: Some(Arc::clone(&worker)),
+            store: Arc::clone(&store),
+            requests: requests.clone(),
+            health: Box::new(move || leader.clock_skew().map(|skew| skew.to_string())),
+            metrics: Box::new(move || http::metrics::text(&measured)),
+            is_clustered: false,
+            memory_limit: config.memory_limit,
+            started,
             host: http::without_port(config.http.address().unwrap_or_default()).to_owned(),
             port: http.map_or(0, |a| a.port()),
             logins: (!trusting).then(Logins::default),
+            trusts_everybody: false,
             runs: Runs::new(Arc::clone(&shared), stop.clone()),
+            refreshed: Default::default(),
         };
         let limits = http_limits(&config, shares);
         let http_serving =
@@ -377,7 +392,7 @@ pub(crate) fn frontend_config(config: &Config, shares: Shares) -> FrontendConfig
     }
 }
 
-fn http_limits(config: &Config, shares: Shares) -> http::Limits {
+pub(crate) fn http_limits(config: &Config, shares: Shares) -> http::Limits {
     http::Limits {
         connections: shares.http,
         patience: config.access.authentication_timeout.min(HTTP_PATIENCE),

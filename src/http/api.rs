@@ -9,7 +9,10 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use millrace_common::{RelationId, SqlError};
 use millrace_executor::stats::OperatorStats;
-use millrace_frontend::cluster::{CatalogSnapshot, ExpressionError, JobRow, SourceRow};
+use millrace_frontend::catalog::activity::compaction_state;
+use millrace_frontend::cluster::{
+    CatalogSnapshot, ExpressionError, JobRow, PlacedVersion, ProcessRow, SourceRow,
+};
 use millrace_frontend::ddl::drop::noun;
 use millrace_frontend::ddl::show::{told_jobs, waits_for};
 use millrace_frontend::secrets::shown_definition;
@@ -17,17 +20,22 @@ use millrace_graph::codec::decode_graph;
 use millrace_graph::{Exchange, Operator, Role, Source, Subscribe};
 use millrace_planner::explain::{Relations, explain_graph};
 use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::control::CompactionReport;
 use serde_json::{Value, json};
 
 use super::login::User;
 use super::{Shown, metrics, runs};
 
-/// Everything that moves: relations with their jobs, memory, the store, sessions.
+/// Everything that moves: processes, relations with their jobs, compactions, memory, the store, sessions. The last three
+/// are those of the process that is asked.
 pub async fn state(State(sources): Shown, Extension(User(user)): Extension<User>) -> Json<Value> {
+    sources.refresh().await;
     let cluster = &sources.frontend.cluster;
     let catalog = cluster.catalog();
     let jobs = told_jobs(cluster.as_ref(), &catalog);
     let by_id: HashMap<u32, &JobRow> = jobs.iter().map(|j| (j.relation, j)).collect();
+    let placed: HashMap<u32, PlacedVersion> =
+        cluster.versions().into_iter().map(|placed| (placed.relation, placed)).collect();
     let relations: Vec<Value> = catalog
         .relations()
         .iter()
@@ -39,19 +47,25 @@ pub async fn state(State(sources): Shown, Extension(User(user)): Extension<User>
             let mut relation = relation_json(r);
             relation["health"] = json!(health_of(job, source.as_ref(), !errors.is_empty()));
             relation["job"] = job.map(|j| job_json(j, errors, &jobs, &catalog)).into();
+            if let (Some(placed), Some(job)) = (placed.get(&r.id), relation.get_mut("job")) {
+                place(job, placed);
+            }
             relation["source"] = source.as_ref().map(source_json).into();
             relation
         })
         .collect();
     let blocks = sources.store.cache().stats();
-    let governor = sources.worker.governor();
+    let memory_used = match &sources.worker {
+        Some(worker) => worker.governor().used(),
+        None => sources.frontend.engine.memory_used(),
+    };
     Json(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "database": sources.frontend.config.database,
         "uptime_s": sources.started.elapsed().as_secs_f64(),
         "memory": {
             "limit": sources.memory_limit,
-            "used": governor.used(),
+            "used": memory_used,
             "resident": metrics::resident(),
         },
         "blocks": {
@@ -69,10 +83,36 @@ pub async fn state(State(sources): Shown, Extension(User(user)): Extension<User>
                    "active": a.active, "address": a.address})
         }).collect::<Vec<_>>(),
         "relations": relations,
+        "processes": cluster.processes().iter().map(process_json).collect::<Vec<_>>(),
+        "compactions": cluster.compactions().iter().map(compaction_json).collect::<Vec<_>>(),
         // Only whoever has logged in can log out.
         "user": sources.logins.as_ref().map(|_| &user),
         "runs": runs::list(&sources, &user),
     }))
+}
+
+/// Adds to a job which process it runs on, where it runs.
+fn place(job: &mut Value, placed: &PlacedVersion) {
+    if job.is_object() {
+        job["process"] = (placed.process > 0).then_some(placed.process).into();
+        job["generation"] = placed.version.generation.into();
+    }
+}
+
+fn process_json(p: &ProcessRow) -> Value {
+    json!({
+        "incarnation": p.incarnation, "roles": p.roles, "address": p.address,
+        "applied": p.applied, "heartbeat_ms": p.heartbeat.map(|age| age.as_millis() as u64),
+        "jobs": p.jobs, "drained": p.drained,
+    })
+}
+
+fn compaction_json(c: &CompactionReport) -> Value {
+    json!({
+        "relation": c.relation, "table": c.table, "state": compaction_state(c),
+        "process": (c.process > 0).then_some(c.process), "runs": c.runs, "bytes": c.bytes,
+        "target_level": c.target_level, "for_ms": c.for_ms,
+    })
 }
 
 /// A job that is behind by more may need somebody.

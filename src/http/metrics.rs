@@ -2,19 +2,20 @@
 //! of them, a process of a cluster those of what it does.
 
 use std::fmt::{Display, Write};
+use std::sync::Arc;
+use std::time::Instant;
 
+use millrace_executor::Worker;
 use millrace_executor::memory::{MEMORY_CLASSES, MemoryGovernor};
 use millrace_executor::stats::{LookaheadStats, OperatorStats};
 use millrace_frontend::cluster::JobRow;
 use millrace_frontend::query::engine::QueryEngine;
-use millrace_frontend::server::Activity;
+use millrace_frontend::server::{Activity, Shared};
 use millrace_meta::Meta;
 use millrace_rpc::rows::encoded_batches;
 use millrace_storage::StateStore;
 use millrace_storage::cache::{Priority, ReadStats};
 use millrace_storage::object::{Metered, PaceStats, RequestClass};
-
-use super::Sources;
 
 /// A text under construction: families in order, each with its help once.
 pub(crate) struct Exposition<'a> {
@@ -50,8 +51,20 @@ impl<'a> Exposition<'a> {
     }
 }
 
+/// What a server that has all roles shows.
+pub struct Standalone {
+    pub frontend: Arc<Shared>,
+    pub worker: Arc<Worker>,
+    pub store: Arc<StateStore>,
+    pub meta: Arc<Meta>,
+    pub requests: Option<Arc<Metered>>,
+    /// Bytes.
+    pub memory_limit: usize,
+    pub started: Instant,
+}
+
 /// All metrics.
-pub fn text(sources: &Sources) -> String {
+pub fn text(sources: &Standalone) -> String {
     let mut text = String::new();
     let mut out = Exposition::new(&mut text);
     process(&mut out, sources);
@@ -83,7 +96,7 @@ pub fn resident() -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-fn process(out: &mut Exposition, sources: &Sources) {
+fn process(out: &mut Exposition, sources: &Standalone) {
     out.family("millrace_build_info", "gauge", "The version that runs.");
     out.sample("millrace_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
     let uptime = sources.started.elapsed().as_secs_f64();
@@ -323,7 +336,12 @@ pub(crate) fn jobs(out: &mut Exposition, names: &[String], jobs: &[JobRow]) {
     lookahead(out, names, jobs);
 }
 
-fn expression_errors(out: &mut Exposition, names: &[String], jobs: &[JobRow], sources: &Sources) {
+fn expression_errors(
+    out: &mut Exposition,
+    names: &[String],
+    jobs: &[JobRow],
+    sources: &Standalone,
+) {
     let family = "millrace_expression_errors_total";
     out.family(family, "counter", "Rows on which an expression of a view failed.");
     for (name, j) in names.iter().zip(jobs) {

@@ -1,9 +1,10 @@
-//! The HTTP port: the web console at `/`, its JSON endpoints under `/api/`, `/metrics` for Prometheus and
-//! `/health`.
+//! The HTTP port of a process with sessions, a standalone server or a frontend of a cluster: the web console at `/`, its
+//! JSON endpoints under `/api/`, `/metrics` for Prometheus and `/health`.
 //!
 //! Where the server asks for passwords, or others than this machine can reach it, everything under `/api/` but the
 //! login itself is for those who have logged in ([`login`]), and statements run as that user. Elsewhere everybody on this
-//! machine is trusted, as over the PostgreSQL protocol, but no proxy that sends on what others ask for. Either way only
+//! machine is trusted, as over the PostgreSQL protocol, but no proxy that sends on what others ask for; a frontend with
+//! `--auth trust` believes everybody who reaches it, there as here. Either way only
 //! the console's own page changes something: a page of another site can neither read nor write here. Every request must
 //! name this server in its Host header (DNS rebinding), and every POST wants JSON, a header that a foreign page may not
 //! send without being asked first, and an Origin that is ours. `/health` and `/metrics` (names of relations and
@@ -17,7 +18,7 @@ mod runs;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Request, State};
@@ -30,11 +31,11 @@ use millrace_executor::worker::Worker;
 use millrace_frontend::console::logins::Logins;
 use millrace_frontend::console::runs::Runs;
 use millrace_frontend::server::Shared;
-use millrace_meta::Meta;
 use millrace_storage::StateStore;
 use millrace_storage::object::Metered;
 use serde_json::json;
 use tokio::net::TcpListener;
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub use connections::{Limits, serve as serve_router};
@@ -47,13 +48,22 @@ const MAX_BODY: usize = 1 << 20;
 /// Where passwords are sent to.
 const LOGIN: &str = "/api/login";
 
+/// Why the process does not do what it is there for; `None`: it does.
+pub type Health = Box<dyn Fn() -> Option<String> + Send + Sync>;
+/// What the process tells Prometheus.
+pub type MetricsText = Box<dyn Fn() -> String + Send + Sync>;
+
 /// What the pages are made of.
 pub struct Sources {
     pub frontend: Arc<Shared>,
-    pub worker: Arc<Worker>,
+    /// Of a process that runs jobs.
+    pub worker: Option<Arc<Worker>>,
     pub store: Arc<StateStore>,
-    pub meta: Arc<Meta>,
     pub requests: Option<Arc<Metered>>,
+    pub health: Health,
+    pub metrics: MetricsText,
+    /// A process of a cluster: `/health` and `/metrics` answer under any name, as those of its other processes do.
+    pub is_clustered: bool,
     /// Bytes.
     pub memory_limit: usize,
     pub started: Instant,
@@ -63,8 +73,29 @@ pub struct Sources {
     pub port: u16,
     /// Who is logged in; `None`: nobody has to.
     pub logins: Option<Logins>,
+    /// Where nobody has to log in, statements are run for everybody, not only for this machine.
+    pub trusts_everybody: bool,
     /// What the console's users have started.
     pub runs: Runs,
+    /// When the leader was last asked how jobs and processes are.
+    pub refreshed: Mutex<Option<Instant>>,
+}
+
+/// Pages that ask within this time of each other are shown the same.
+const FRESH: Duration = Duration::from_millis(500);
+
+impl Sources {
+    /// Has the cluster tell how jobs and processes are. Where the leader does not answer it is shown as the log has it.
+    async fn refresh(&self) {
+        let mut refreshed = self.refreshed.lock().await;
+        if refreshed.is_some_and(|at| at.elapsed() < FRESH) {
+            return;
+        }
+        if let Err(error) = self.frontend.cluster.show_reports().await {
+            tracing::debug!(%error, "the console shows how jobs were before");
+        }
+        *refreshed = Some(Instant::now());
+    }
 }
 
 type Shown = State<Arc<Sources>>;
@@ -100,12 +131,14 @@ pub async fn serve(
 /// Refuses requests under a foreign name, and adds what a browser should know of every answer.
 async fn guard(State(sources): Shown, request: Request<Body>, next: Next) -> Response {
     let trusting = sources.logins.is_none();
-    if !host_of(request.headers()).is_some_and(|h| host_allowed(h, &sources.host, trusting)) {
+    // Everybody may see these.
+    let open = matches!(request.uri().path(), "/health" | "/metrics");
+    let any_name = open && sources.is_clustered;
+    let is_named = |host| host_allowed(host, &sources.host, trusting);
+    if !any_name && !host_of(request.headers()).is_some_and(is_named) {
         let text = "this server is not known under that name\n";
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }
-    // Everybody may see these.
-    let open = matches!(request.uri().path(), "/health" | "/metrics");
     if trusting && !open && is_forwarded(request.headers()) {
         let text = "behind a proxy this server must be started with --require-password\n";
         return (StatusCode::FORBIDDEN, text).into_response();
@@ -187,7 +220,8 @@ fn from_own_page(headers: &HeaderMap) -> Result<(), &'static str> {
 fn may_run(sources: &Sources, headers: &HeaderMap, peer: SocketAddr) -> Result<(), Box<Response>> {
     let refused = |why| Box::new(refusal(StatusCode::FORBIDDEN, why));
     // Who has logged in may come from anywhere.
-    if sources.logins.is_none() && !peer.ip().to_canonical().is_loopback() {
+    let is_trusted = sources.trusts_everybody || peer.ip().to_canonical().is_loopback();
+    if sources.logins.is_none() && !is_trusted {
         return Err(refused("statements are run for this machine only; use psql"));
     }
     from_own_page(headers).map_err(refused)
@@ -199,7 +233,7 @@ async fn page() -> impl IntoResponse {
 
 /// 200 while jobs are being served; which ones fail is in the metrics.
 async fn health(State(sources): Shown) -> Response {
-    describe_health(sources.meta.clock_skew().map(|skew| skew.to_string()))
+    describe_health((sources.health)())
 }
 
 /// The answer of a process that serves, or does not for this reason.
@@ -211,7 +245,7 @@ pub fn describe_health(reason: Option<String>) -> Response {
 }
 
 async fn show_metrics(State(sources): Shown) -> impl IntoResponse {
-    let text = metrics::text(&sources);
+    let text = (sources.metrics)();
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text)
 }
 

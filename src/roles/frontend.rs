@@ -21,20 +21,23 @@ use millrace_rpc::remote::{RemoteDml, RemoteMeta};
 use millrace_storage::{StateStore, VersionFollower};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::beat::{Beat, Told};
+use super::console::{Console, is_trusting};
 use super::link::Link;
-use super::metrics::{Metrics, MetricsPort};
+use super::metrics::Metrics;
 use super::options::{Auth, RoleConfig};
 use super::{Ending, Ground};
 use crate::http;
 use crate::http::metrics::Exposition;
-use crate::listen::{is_local, limit_paths, load_tls};
+use crate::listen::{bind_http, limit_paths, load_tls};
 use crate::runtimes::Threads;
-use crate::standalone::{Overrides, StartError, frontend_config, share_descriptors, store_options};
+use crate::standalone::{
+    Overrides, StartError, frontend_config, http_limits, share_descriptors, store_options,
+};
 use crate::usage::UsageSource;
 
 /// Before the record stream is asked for again.
@@ -48,13 +51,16 @@ const AUTHENTICATION_SECRET: &str = "#authentication_secret";
 pub struct FrontendProcess {
     /// For psql and drivers.
     pub address: SocketAddr,
+    /// Of the console, where there is one.
+    pub http: Option<SocketAddr>,
     ending: Ending,
     serving: JoinHandle<Result<(), FrontendError>>,
     shutdown: CancellationToken,
     store: Arc<StateStore>,
     beat: Beat,
     _following: [AbortOnDropHandle<()>; 2],
-    _port: MetricsPort,
+    /// Serves the HTTP port until it is dropped.
+    _console: Option<DropGuard>,
     _lock: File,
 }
 
@@ -67,8 +73,9 @@ impl FrontendProcess {
         let process = &config.process;
         let shares = share_descriptors(process);
         let ground = Ground::prepare(&config, &overrides).await?;
-        let trusting = config.auth == Auth::Trust
-            || (!process.access.require_password && is_local(&[Some(ground.address)]));
+        let http_listener = bind_http(&process.http).await?;
+        let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
+        let trusting = is_trusting(&config, &[Some(ground.address), http]);
         let tls = load_tls(&process.access)?;
         limit_paths(&process.access, trusting)?;
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
@@ -127,12 +134,20 @@ impl FrontendProcess {
             "The last record of the log that is known here.",
             move || log.number(),
         );
-        let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
+        let metrics = metrics.with_store(ground.requests.clone(), Some(Arc::clone(&store)));
+        let sessions = Arc::clone(&shared);
         let metrics = metrics.with_text(move |text| {
             let mut out = Exposition::new(text);
-            http::metrics::sessions(&mut out, &shared.activity(), &shared.engine);
+            http::metrics::sessions(&mut out, &sessions.activity(), &sessions.engine);
         });
-        let port = MetricsPort::open(process, metrics).await?;
+        let requests = ground.requests;
+        let console = Console { shared, store: Arc::clone(&store), requests, metrics };
+        let limits = http_limits(process, shares);
+        if let Some(address) = http {
+            tracing::info!(%address, "the console is served");
+        }
+        let console =
+            http_listener.map(|listener| console.serve(listener, &config, limits, trusting));
         Ok(FrontendProcess {
             address: ground.address,
             ending,
@@ -140,8 +155,9 @@ impl FrontendProcess {
             shutdown,
             store,
             beat,
+            http,
             _following: following,
-            _port: port,
+            _console: console,
             _lock: ground.lock,
         })
     }

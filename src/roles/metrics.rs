@@ -106,8 +106,13 @@ impl Metrics {
         })
     }
 
+    /// Why the process does not do what it is there for.
+    pub fn health(&self) -> Option<String> {
+        (self.health)()
+    }
+
     /// In Prometheus' text format.
-    fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a String does not fail.
         let _ = writeln!(

@@ -9,6 +9,7 @@ mod beat;
 mod claim;
 mod compactor;
 mod compute;
+mod console;
 pub(crate) mod elsewhere;
 pub(crate) mod frontend;
 pub(crate) mod leader;

@@ -7,6 +7,7 @@
 mod backups;
 mod bad_starts;
 mod compactors;
+mod console;
 mod ctl;
 mod metas;
 mod missing;

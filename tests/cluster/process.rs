@@ -29,7 +29,6 @@ const SMALL: &[&str] = &[
     "--snapshot-records=32",
     "--gc-interval=200ms",
     "--parallelism=2",
-    "--http=off",
 ];
 
 /// A running child; killed when dropped.
@@ -139,6 +138,8 @@ pub struct Cluster {
     /// Where those listen that others must find again when they were killed.
     ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
+    /// Where frontends have their HTTP ports.
+    consoles: BTreeMap<&'static str, String>,
     /// What is between them, if that is to be changed; else they call each other directly.
     network: Option<Network>,
     flags: &'static [&'static str],
@@ -204,8 +205,9 @@ impl Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
         let ports = names.iter().filter(|name| !name.starts_with("frontend"));
         let ports = ports.map(|name| (*name, free_address())).collect();
-        let (dir, processes) = (dir.to_owned(), BTreeMap::new());
-        let mut cluster = Cluster { dir, s3, ports, processes, network, flags, starts: 0 };
+        let (dir, processes, consoles) = (dir.to_owned(), BTreeMap::new(), BTreeMap::new());
+        let mut cluster =
+            Cluster { dir, s3, ports, processes, consoles, network, flags, starts: 0 };
         for name in names {
             cluster.begin(name);
         }
@@ -238,11 +240,17 @@ impl Cluster {
     }
 
     /// A process on the bucket.
-    fn command(&self, role: &str, prefix: &str, data_dir: &Path, listen: &str) -> Command {
+    fn command(
+        &self,
+        role: &str,
+        prefix: &str,
+        data_dir: &Path,
+        [listen, http]: [&str; 2],
+    ) -> Command {
         let mut command = self.program();
         command
             .arg(role)
-            .args(["--listen", listen])
+            .args(["--listen", listen, "--http", http])
             .args(["--object-store", &Cluster::store(prefix)])
             .arg("--data-dir")
             .arg(data_dir)
@@ -260,13 +268,23 @@ impl Cluster {
     pub fn standalone_on(&mut self, prefix: &str, listen: &str, flags: &[&str]) -> Process {
         self.starts += 1;
         let data_dir = self.dir.join(format!("standalone-{}", self.starts));
-        let mut command = self.command("standalone", prefix, &data_dir, listen);
+        let mut command = self.command("standalone", prefix, &data_dir, [listen, "off"]);
         command.args(flags);
         Process::spawn(command)
     }
 
+    /// The same with flags of its own.
+    pub fn begin_with(&mut self, name: &'static str, flags: &[&str]) {
+        self.spawn_with(name, flags);
+        self.process(name).await_ready();
+    }
+
     /// Starts a process, beside or in place of the one of this name.
     pub fn spawn(&mut self, name: &'static str) -> Option<Process> {
+        self.spawn_with(name, &[])
+    }
+
+    fn spawn_with(&mut self, name: &'static str, flags: &[&str]) -> Option<Process> {
         self.starts += 1;
         // One that still lives, or sleeps, has its address; another finds its own.
         let own = self.ports.get(name).filter(|own| TcpListener::bind(own.as_str()).is_ok());
@@ -282,10 +300,13 @@ impl Cluster {
             Some(_) => self.dir.join(name),
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
-        let mut command = self.command(role(name), "millrace", &data_dir, &listen);
+        // A frontend has a console there.
+        let http = if takes_calls { "off".to_owned() } else { free_address() };
+        let mut command = self.command(role(name), "millrace", &data_dir, [&listen, &http]);
+        self.consoles.insert(name, http);
         let work_dir = self.work_dir(role(name));
         std::fs::create_dir_all(&work_dir).expect("a working directory");
-        command.current_dir(work_dir).args(self.flags);
+        command.current_dir(work_dir).args(self.flags).args(flags);
         if let Some(network) = &self.network {
             let store = self.s3.address().to_string();
             let store = network.proxy_for(name, OBJECT_STORE, &store);
@@ -322,6 +343,11 @@ impl Cluster {
     pub fn disturb_store(&self, profile: Profile, faults: Faults) {
         self.s3.store().set_profile(profile);
         self.s3.store().set_faults(faults);
+    }
+
+    /// Where a frontend has its HTTP port.
+    pub fn console(&self, name: &str) -> &str {
+        &self.consoles[name]
     }
 
     /// The working directory of the processes of a role.

@@ -144,8 +144,8 @@ impl Project {
         command.args(&self.compose[1..]).args(["-p", &self.name]).env_remove("COMPOSE_FILE");
         command.args(arguments).env("MILLRACE_IMAGE", &self.name);
         command.env("MILLRACE_PROXY_IMAGE", self.proxy());
-        // The engine chooses a free port.
-        command.env("MILLRACE_PORT", "0");
+        // The engine chooses free ports.
+        command.env("MILLRACE_PORT", "0").env("MILLRACE_CONSOLE_PORT", "0");
         // A bucket that somebody works with stays out of it.
         for name in ["MILLRACE_OBJECT_STORE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID"] {
             command.env_remove(name);

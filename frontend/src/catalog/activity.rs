@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
 use millrace_executor::exchange::owned_vnodes;
-use millrace_rpc::control::CompactionState;
+use millrace_rpc::control::{CompactionReport, CompactionState};
 
 use super::SystemTables;
 use super::rows::{Rows, row};
@@ -40,6 +40,15 @@ pub fn tasks(t: &SystemTables) -> Option<RecordBatch> {
     rows.finish()
 }
 
+/// One word for it.
+pub fn compaction_state(compaction: &CompactionReport) -> &'static str {
+    match compaction.state() {
+        CompactionState::Queued => "queued",
+        CompactionState::Running => "running",
+        CompactionState::Failed => "failed",
+    }
+}
+
 /// Merges of runs that are under way, and those that jobs wait for.
 pub fn compactions(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
@@ -47,13 +56,9 @@ pub fn compactions(t: &SystemTables) -> Option<RecordBatch> {
     );
     for c in t.shared.cluster.compactions() {
         let relation = t.catalog().by_id(c.relation);
-        let state = match c.state() {
-            CompactionState::Queued => "queued",
-            CompactionState::Running => "running",
-            CompactionState::Failed => "failed",
-        };
         row!(rows; relation_id: c.relation, schema_name: relation.map(|r| r.schema.as_str()),
-            relation_name: relation.map(|r| r.name.as_str()), table_id: c.table, state: state,
+            relation_name: relation.map(|r| r.name.as_str()), table_id: c.table,
+            state: compaction_state(&c),
             worker: (c.process > 0).then_some(c.process as i64), runs: c.runs as i64,
             bytes: c.bytes as i64, target_level: c.target_level, for_ms: c.for_ms as i64);
     }

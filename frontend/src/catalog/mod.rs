@@ -6,7 +6,7 @@
 //! PostgreSQL's columns ([`columns`]). Functions that look into the catalogs are in [`functions`];
 //! what clients write beyond our SQL is rewritten in [`rewrite`] and [`subquery`].
 
-mod activity;
+pub mod activity;
 pub mod columns;
 mod expanded;
 pub mod functions;
