@@ -565,10 +565,10 @@ pub(crate) fn meta_options(
             let table = classes.get().and_then(|s| s.job(job)?.table(TableId(table)));
             table.map_or(AccessClass::PointUpdate, |t| t.class)
         }),
-        table_reads: Arc::new(move |job: JobId, table: u32| {
+        table_reads: Some(Arc::new(move |job: JobId, table: u32| {
             let job = counts.get().and_then(|s| s.job(job));
             job.map_or(TableReads::MANY, |j| j.reads_since_merge(TableId(table)))
-        }),
+        })),
         pinned: Arc::new(move |object| readers.get().is_some_and(|s| s.holds_object(object))),
         recovering: Some(Box::new(move |slices| {
             let _ = tail.set(Arc::new(TailPrefetch::start(&object_store, slices)));

@@ -14,7 +14,7 @@ use millrace_common::task::spawn;
 use millrace_common::{JobId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
-use millrace_rpc::control::Heartbeat;
+use millrace_rpc::control::{Heartbeat, TableLookups};
 use millrace_rpc::log::{
     DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, PlaceJobs, ProcessRole,
     RegisterProcess,
@@ -210,6 +210,7 @@ impl Cluster {
         let names = std::mem::take(&mut heartbeat.given_up);
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
         self.shared.clock.note_peer(incarnation, heartbeat.clock_ms);
+        self.note_lookups(&std::mem::take(&mut heartbeat.lookups));
         self.shared.members.note(heartbeat, self.shared.env.now());
         // It sends no other heartbeat until this one is answered, which the store may delay.
         let _answered = self.shared.members.answering(incarnation, &self.shared.env);
@@ -220,6 +221,15 @@ impl Cluster {
             self.fence(&[incarnation]).await?;
         }
         Ok(self.shared.state.read().number)
+    }
+
+    /// What is looked up often is worth a merge.
+    fn note_lookups(&self, told: &[TableLookups]) {
+        if told.is_empty() {
+            return;
+        }
+        let is_job = |job| self.shared.job(job).is_some();
+        self.shared.compaction.look_at(self.shared.lookups.add(told, is_job));
     }
 
     /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.

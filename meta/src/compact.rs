@@ -7,6 +7,7 @@
 //! reading a version and opening it. A task that fails is tried again after a pause; nothing it wrote is
 //! referenced.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -222,6 +223,7 @@ async fn compact(
 ) -> Result<(), SqlError> {
     let (id, job, horizon, inputs) = (task.task_id, task.job, task.horizon, task.inputs.len());
     let label = task.relation.label();
+    let tables: BTreeSet<u32> = task.inputs.iter().map(|run| run.table_id).collect();
     let edit = services.compactor.compact(task).await?;
     let owner = shared.state.read().jobs.get(&job).map_or(0, |job| job.process);
     // Who has made the new runs has them in its caches.
@@ -243,6 +245,7 @@ async fn compact(
         Ok(applied) => {
             crash::point("compaction-after-commit");
             debug!(job = label, inputs, outputs, "compacted");
+            tables.into_iter().for_each(|table| shared.lookups.merged(job, table));
             // Until then its runs are taken.
             shared.wait_applied(job, applied.record).await;
             crash::point("compaction-after-apply");

@@ -49,6 +49,7 @@ mod job;
 pub mod job_reports;
 pub mod jobs;
 pub mod log;
+mod lookups;
 mod members;
 pub mod meta;
 pub mod objects;

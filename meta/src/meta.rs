@@ -167,7 +167,9 @@ impl Meta {
         shared.forget_unpublished();
         shared.refresh();
         let (table_class, pinned) = (options.table_class, options.pinned);
-        let table_reads = options.table_reads;
+        let told = Arc::clone(&shared);
+        let as_told = move |job, table| told.lookups.since_merge(job, table);
+        let table_reads = options.table_reads.unwrap_or_else(|| Arc::new(as_told));
         let (gc, rewrite) = (options.gc, options.rewrite);
         let backup_files = Arc::new(BackupFiles::new(Arc::clone(&shared), store.clone()));
         let meta = Arc::new(Meta {

@@ -40,8 +40,8 @@ pub struct MetaOptions {
     /// How a state table is used. Standalone asks the state store; the default treats all alike.
     pub table_class: TableClass,
     /// How often the runs of a state table have been read since they were merged. Standalone asks the state store; by
-    /// default all are read often.
-    pub table_reads: ReadsOfTable,
+    /// default all are read often. `None`: as the other processes tell.
+    pub table_reads: Option<ReadsOfTable>,
     /// Whether a local reader still holds an object that the log has given up.
     pub pinned: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// What this process has written for nothing.
@@ -81,7 +81,7 @@ impl MetaOptions {
             settings: BTreeMap::new(),
             snapshots: SnapshotPolicy::default(),
             table_class: Arc::new(|_, _| AccessClass::PointUpdate),
-            table_reads: Arc::new(|_, _| TableReads::MANY),
+            table_reads: Some(Arc::new(|_, _| TableReads::MANY)),
             pinned: Arc::new(|_| false),
             given_up: Arc::default(),
             alone: true,

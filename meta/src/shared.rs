@@ -33,6 +33,7 @@ use crate::fold::Verdict;
 use crate::groups::Groups;
 use crate::job::JobHandle;
 use crate::log::{LogWriter, Observer};
+use crate::lookups::Lookups;
 use crate::members::Members;
 use crate::processes::AppliedRecords;
 use crate::relation_changes::RelationChanges;
@@ -92,6 +93,8 @@ pub struct Shared {
     pub committed: Mutex<BTreeSet<JobId>>,
     /// Jobs whose runs may need compaction.
     pub compaction: CompactionQueue,
+    /// How often state tables are looked up on other processes.
+    pub lookups: Lookups,
     /// Compactions under way, and those that wait.
     pub compactions: Arc<CompactionBoard>,
     /// What segments with little live data were rewritten.
@@ -151,6 +154,7 @@ impl Shared {
             collection: Rounds::default(),
             committed: Mutex::default(),
             compaction: CompactionQueue::default(),
+            lookups: Lookups::default(),
             compactions: Arc::default(),
             rewrites: RewriteCounters::default(),
             applied: AppliedRecords::default(),
@@ -464,6 +468,7 @@ impl Shared {
     ) {
         let mut running = self.jobs.write();
         for gone in ids.difference(jobs) {
+            self.lookups.forget(*gone);
             if let Some(handle) = running.remove(gone) {
                 handle.cancel.cancel();
             }

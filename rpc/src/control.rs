@@ -13,8 +13,8 @@ pub use crate::proto::{
     AdvisoryLock, AvailableOffset, CacheUsage, CompactionReport, CompactionState,
     GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, LookaheadPlace,
     LookaheadReport, OperatorReport, ProcessReport, ProcessUsage, Quantiles, RequestUsage,
-    SessionId, SideReport, SourceReport, SpotReport, TableReport, TableRetention, TakeLockAnswer,
-    TakeLockRequest,
+    SessionId, SideReport, SourceReport, SpotReport, TableLookups, TableReport, TableRetention,
+    TakeLockAnswer, TakeLockRequest,
 };
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;

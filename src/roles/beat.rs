@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::Ending;
 use super::link::Link;
+use super::lookups::Lookups;
 use crate::usage::UsageSource;
 
 const PERIOD: Duration = Duration::from_secs(1);
@@ -35,11 +36,12 @@ pub struct Beat {
 }
 
 impl Beat {
-    /// `usage`: where its caches and requests are read.
+    /// `lookups` and `usage`: where its lookups, and its caches and requests, are read.
     pub fn start(
         link: &Link,
         given_up: Arc<GivenUp>,
         told: Told,
+        lookups: Lookups,
         usage: UsageSource,
         ending: Ending,
     ) -> Beat {
@@ -50,6 +52,7 @@ impl Beat {
             env: link.env.clone(),
             given_up,
             told,
+            lookups,
             usage,
             ending,
         };
@@ -79,6 +82,7 @@ struct Beating {
     env: EnvHandle,
     given_up: Arc<GivenUp>,
     told: Told,
+    lookups: Lookups,
     usage: UsageSource,
     ending: Ending,
 }
@@ -91,11 +95,13 @@ impl Beating {
         loop {
             ticks.tick().await;
             let names = self.given_up.take(NAMES);
+            let lookups = self.lookups.take();
             let heartbeat = Heartbeat {
                 incarnation: self.incarnation,
                 given_up: names.clone(),
                 clock_ms: self.env.now_ms(),
                 usage: Some(self.usage.read()),
+                lookups: lookups.clone(),
                 ..(self.told)(record)
             };
             let leader = self.meta.peer().address();
@@ -105,6 +111,7 @@ impl Beating {
                 // The one that has not answered leads no longer. The next one need not wait for its heartbeat.
                 () = self.meta.peer().redirected_from(&leader) => {
                     self.given_up.add(names);
+                    self.lookups.put_back(lookups);
                     ticks.reset_immediately();
                     continue;
                 }
@@ -120,8 +127,9 @@ impl Beating {
                     return;
                 }
                 Err(error) => {
-                    // Told again with the next one.
+                    // Told again with the next one. Lookups that are counted twice do no harm.
                     self.given_up.add(names);
+                    self.lookups.put_back(lookups);
                     if !is_lost {
                         warn!(%error, "the meta process does not take heartbeats");
                     }

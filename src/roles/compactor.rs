@@ -19,6 +19,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::beat::Beat;
 use super::link::Link;
+use super::lookups::Lookups;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::results::{Recorded, give_up_lost};
@@ -91,7 +92,7 @@ impl CompactorProcess {
             ..UsageSource::default()
         };
         let lost_results = give_up_lost(handed_over, follower, Arc::clone(&given_up), env.clone());
-        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
+        let beat = Beat::start(&link, given_up, told, Lookups::default(), usage, ending.clone());
         let metrics = Metrics::new("compactor", link.incarnation);
         let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
         let port = MetricsPort::open(&config.process, metrics);

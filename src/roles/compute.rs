@@ -22,6 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::beat::{Beat, Told};
 use super::elsewhere::FollowedInputs;
 use super::link::Link;
+use super::lookups::Lookups;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::reports::worker_reports;
@@ -105,13 +106,18 @@ impl ComputeProcess {
             .dml(Arc::clone(&worker) as Arc<dyn DmlService>);
         let serving = Serving::start(&link.admission, server, ground.listener);
         let ending = Ending::default();
+        let lookups = Lookups {
+            store: Some(Arc::clone(&store)),
+            versions: Some(Arc::clone(&inputs.versions)),
+            ..Lookups::default()
+        };
         let told = told(Arc::clone(&worker), Arc::clone(&store), inputs);
         let usage = UsageSource {
             store: Some(Arc::clone(&store)),
             worker: Some(Arc::clone(&worker)),
             requests: ground.requests.clone(),
         };
-        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
+        let beat = Beat::start(&link, given_up, told, lookups, usage, ending.clone());
         let metrics = Metrics::new("compute", link.incarnation).with(
             "millrace_log_record",
             "gauge",

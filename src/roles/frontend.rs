@@ -28,6 +28,7 @@ use tracing::warn;
 use super::beat::{Beat, Told};
 use super::console::{Console, is_trusting};
 use super::link::Link;
+use super::lookups::Lookups;
 use super::metrics::Metrics;
 use super::options::{Auth, RoleConfig};
 use super::{Ending, Ground};
@@ -126,8 +127,9 @@ impl FrontendProcess {
             requests: ground.requests.clone(),
             ..UsageSource::default()
         };
+        let lookups = Lookups { versions: Some(Arc::clone(&versions)), ..Lookups::default() };
         let told = told(&log, &versions);
-        let beat = Beat::start(&link, given_up, told, usage, ending.clone());
+        let beat = Beat::start(&link, given_up, told, lookups, usage, ending.clone());
         let metrics = Metrics::new("frontend", link.incarnation).with(
             "millrace_log_record",
             "gauge",

@@ -18,7 +18,6 @@ use millrace_rpc::log::ProcessRole;
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server};
 use millrace_storage::object::Metered;
-use millrace_storage::read_counts::TableReads;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
@@ -291,7 +290,7 @@ impl Seat {
             roles: vec![ProcessRole::Meta],
             address: self.advertised.address.clone(),
             table_class: Arc::new(move |job, table| classes.of(job, table)),
-            table_reads: Arc::new(|_, _| TableReads::MANY),
+            table_reads: None,
             pinned: Arc::new(|_| false),
             // Who opens the jobs reads their slices.
             recovering: None,

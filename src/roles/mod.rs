@@ -14,6 +14,7 @@ pub(crate) mod elsewhere;
 pub(crate) mod frontend;
 pub(crate) mod leader;
 mod link;
+mod lookups;
 mod meta;
 mod metrics;
 mod options;

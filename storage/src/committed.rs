@@ -13,10 +13,10 @@ use parking_lot::RwLock;
 use crate::block::BlockCodec;
 use crate::changes;
 use crate::error::{Result, StorageError};
-use crate::read_counts::ReadCounts;
+use crate::read_counts::{ReadCounts, TableReads};
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
-use crate::version::Version;
+use crate::version::{TableVersion, Version};
 
 pub(crate) type Codecs = HashMap<TableId, Arc<BlockCodec>>;
 
@@ -55,6 +55,14 @@ impl Committed {
             return Err(StorageError::SnapshotTooOld { epoch, horizon: version.horizon });
         }
         Ok(Snapshot::new(Arc::clone(self), version, epoch))
+    }
+
+    /// The tables whose runs were read since this was called last. For one caller.
+    pub fn take_reads(&self) -> Vec<(JobId, TableId, TableReads)> {
+        let version = self.version();
+        let new =
+            |table: &Arc<TableVersion>| Some((self.job, table.desc.id, table.reads.take_new()?));
+        version.tables().filter_map(new).collect()
     }
 
     /// Notes that so many keys were looked up in a table's runs; `cold`: some had to be read.

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::collections::HashMap;
-use millrace_common::{Epoch, JobId};
+use millrace_common::{Epoch, JobId, TableId};
 use millrace_rpc::version::JobVersion;
 use parking_lot::Mutex;
 
@@ -26,6 +26,7 @@ use held::OpenVersions;
 pub use job::FollowedJob;
 
 use crate::error::Result;
+use crate::read_counts::TableReads;
 use crate::state_store::{Shared, StateStore};
 use crate::table::TableDesc;
 
@@ -151,6 +152,14 @@ impl VersionFollower {
     pub fn memory_bytes(&self) -> usize {
         let jobs: Vec<Arc<Slot>> = self.jobs.lock().values().cloned().collect();
         jobs.iter().filter_map(|slot| slot.job.lock().clone()).map(|job| job.memory_bytes()).sum()
+    }
+
+    /// How often the runs of state tables of open jobs were read since this was called last; tables that were not are
+    /// left out. For one caller.
+    pub fn take_reads(&self) -> Vec<(JobId, TableId, TableReads)> {
+        let jobs: Vec<Arc<Slot>> = self.jobs.lock().values().cloned().collect();
+        let open = jobs.iter().filter_map(|slot| slot.job.lock().clone());
+        open.flat_map(|job| job.take_reads()).collect()
     }
 
     /// What must not be deleted, nor its epochs merged, while it is being read.

@@ -28,6 +28,12 @@ impl TableReads {
     }
 }
 
+/// Whether a table whose lookups since the last merge have come from one number to another has been looked up often
+/// enough to think about the next merge: at the first burst, and whenever they have doubled.
+pub fn is_burst(before: u64, after: u64) -> bool {
+    after >= READ_BURST && (before < READ_BURST || before.ilog2() < after.ilog2())
+}
+
 /// The reads of one table's runs. Shared by all versions of the table.
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounts {
@@ -35,25 +41,41 @@ pub(crate) struct ReadCounts {
     cold: AtomicU64,
     keys_at_merge: AtomicU64,
     cold_at_merge: AtomicU64,
+    /// What others have been told of.
+    keys_told: AtomicU64,
+    cold_told: AtomicU64,
 }
 
 impl ReadCounts {
-    /// Notes a lookup of so many keys. Returns true when there have become enough of them since the last merge to
-    /// think about the next: at the first burst, and whenever they have doubled.
+    /// Notes a lookup of so many keys. Whether there have become enough of them since the last merge to think about the
+    /// next ([`is_burst`]).
     pub fn note(&self, keys: u64, cold: bool) -> bool {
         if cold {
             self.cold.fetch_add(keys, Ordering::Relaxed);
         }
         let before = self.keys.fetch_add(keys, Ordering::Relaxed);
         let before = before.saturating_sub(self.keys_at_merge.load(Ordering::Relaxed));
-        let after = before + keys;
-        after >= READ_BURST && (before < READ_BURST || before.ilog2() < after.ilog2())
+        is_burst(before, before + keys)
     }
 
     /// Runs of the table have been merged.
     pub fn merged(&self) {
         self.keys_at_merge.store(self.keys.load(Ordering::Relaxed), Ordering::Relaxed);
         self.cold_at_merge.store(self.cold.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// The reads since this was called last; `None`: there were none. For one caller.
+    pub fn take_new(&self) -> Option<TableReads> {
+        let new = |counter: &AtomicU64, told: &AtomicU64| {
+            let now = counter.load(Ordering::Relaxed);
+            now.saturating_sub(told.swap(now, Ordering::Relaxed))
+        };
+        // A lookup counts as cold before it counts: it is told with its keys, or before them.
+        let reads = TableReads {
+            keys: new(&self.keys, &self.keys_told),
+            cold: new(&self.cold, &self.cold_told),
+        };
+        (reads != TableReads::default()).then_some(reads)
     }
 
     pub fn since_merge(&self) -> TableReads {
@@ -85,5 +107,18 @@ mod tests {
         counts.merged();
         assert_eq!(counts.since_merge(), TableReads::default());
         assert_eq!(told(READ_BURST), 1, "the next burst");
+    }
+
+    #[test]
+    fn others_are_told_of_each_read_once() {
+        let counts = ReadCounts::default();
+        assert_eq!(counts.take_new(), None);
+        counts.note(3, true);
+        counts.note(4, false);
+        counts.merged();
+        assert_eq!(counts.take_new(), Some(TableReads { keys: 7, cold: 3 }));
+        assert_eq!(counts.take_new(), None);
+        counts.note(1, false);
+        assert_eq!(counts.take_new(), Some(TableReads { keys: 1, cold: 0 }));
     }
 }

@@ -20,6 +20,7 @@ use crate::given_up::GivenUp;
 use crate::hot_fetch::{HotFetchCounters, HotFetchStats};
 use crate::job_store::JobStore;
 use crate::pins::ObjectPins;
+use crate::read_counts::TableReads;
 use crate::recovery_reads::TailPrefetch;
 use crate::run::PrefixLengths;
 use crate::segment::ObjectNamer;
@@ -303,6 +304,13 @@ impl StateStore {
             std::mem::take(&mut *self.shared.read_bursts.lock()).into_iter().collect();
         bursts.sort_unstable();
         bursts
+    }
+
+    /// How often the runs of state tables of open jobs were read since this was called last; tables that were not are
+    /// left out. For one caller.
+    pub fn take_reads(&self) -> Vec<(JobId, TableId, TableReads)> {
+        let jobs: Vec<Arc<JobStore>> = self.jobs.lock().values().cloned().collect();
+        jobs.iter().flat_map(|job| job.committed.take_reads()).collect()
     }
 
     /// Commits that were delayed because compaction was behind.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::{EnvHandle, JobId, RelationId, SqlError};
+use millrace_rpc::control::{Heartbeat, MetaControl, TableLookups};
 use millrace_rpc::log::{EditVersion, Entry, MoveParts, ProcessRole};
 use millrace_rpc::services::{CompactionTask, CompactorService, ComputeService, LivePart};
 use millrace_rpc::version::{RunMeta, VersionEdit};
+use millrace_storage::read_counts::{READ_BURST, TableReads};
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -18,6 +20,7 @@ use super::fake::Fake;
 use super::store::TestStore;
 use super::{TestEnv, table};
 use crate::cluster::Connect;
+use crate::compact::ReadsOfTable;
 use crate::members::PROCESS_LEASE;
 use crate::meta::{CreateOptions, Meta};
 use crate::options::MetaOptions;
@@ -109,14 +112,19 @@ struct Test {
 }
 
 impl Test {
-    /// A table on a compute process that beats.
+    /// A table on a compute process that beats. All state tables count as read often.
     async fn new() -> Test {
+        Test::with(Some(Arc::new(|_, _| TableReads::MANY))).await
+    }
+
+    async fn with(table_reads: Option<ReadsOfTable>) -> Test {
         let (store, fake) = (TestStore::new(), Arc::<Fake>::default());
         let options = MetaOptions {
             env: EnvHandle::new(TestEnv::new(1)),
             alone: false,
             roles: vec![ProcessRole::Meta],
             address: "m:1".into(),
+            table_reads,
             ..MetaOptions::new(Arc::clone(&store) as _)
         };
         let meta = Meta::open(options).await.unwrap();
@@ -148,8 +156,13 @@ impl Test {
         self.beating.push(AbortOnDropHandle::new(beating));
     }
 
-    /// The table has runs that are worth merging.
+    /// The table has runs that are worth merging, if it is read.
     async fn add_runs(&self) {
+        self.add_runs_over(None).await;
+    }
+
+    /// The same above a run of level 1 of so many bytes.
+    async fn add_runs_over(&self, bytes: Option<u64>) {
         let state = self.meta.state_for_tests();
         let table_id = state.relations[&self.table].first_table_id;
         let numbered = |n: u64| RunMeta {
@@ -157,7 +170,8 @@ impl Test {
             object: format!("data/{}/{n}.seg", self.compute),
             ..run(table_id, n)
         };
-        let add_runs = (1..=4).map(numbered).collect();
+        let below = bytes.map(|length| RunMeta { length, level: 1, ..numbered(0) });
+        let add_runs = (1..=4).map(numbered).chain(below).collect();
         let edit = VersionEdit { add_runs, ..VersionEdit::default() };
         let entry = EditVersion { job: self.table.0, generation: 0, edit, horizon: 0 };
         self.meta.apply(Entry::EditVersion(entry)).await.unwrap();
@@ -240,4 +254,25 @@ async fn a_result_that_comes_too_late_is_refused_and_collected() {
     let state = test.meta.state_for_tests();
     assert_eq!(state.jobs[&test.table].version.runs.len(), 4, "it changes nothing");
     assert!(state.processes.is_live(late));
+}
+
+/// Lookups are told with the heartbeats of all processes; a table that nobody looks up is left as it is.
+#[tokio::test(start_paused = true)]
+async fn a_table_is_merged_when_it_has_been_looked_up() {
+    let mut test = Test::with(None).await;
+    let compactor = test.compactor(2, "merges").await;
+    test.beats(compactor);
+    test.add_runs_over(Some(1 << 20)).await;
+    let told = async |incarnation, keys| {
+        let table = test.meta.state_for_tests().relations[&test.table].first_table_id;
+        let lookups = vec![TableLookups { job: test.table.0, table, keys, cold: keys }];
+        let heartbeat = Heartbeat { incarnation, lookups, ..Heartbeat::default() };
+        test.meta.beat(heartbeat).await.unwrap();
+    };
+    told(test.compute, READ_BURST / 2).await;
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(test.given_to("merges"), 0, "too few have looked it up");
+    let frontend = registered(&test.meta, process(3, ProcessRole::Frontend, "f:1")).await;
+    told(frontend, READ_BURST / 2).await;
+    test.until(|t| t.merged_by() == Some(compactor)).await;
 }

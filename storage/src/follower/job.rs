@@ -19,6 +19,7 @@ use crate::committed::{Committed, changes_of};
 use crate::error::Result;
 use crate::job_store::{OPEN_READS, read_slice};
 use crate::memrun::MemRun;
+use crate::read_counts::TableReads;
 use crate::snapshot::Snapshot;
 use crate::state_store::Shared;
 use crate::table::TableDesc;
@@ -135,6 +136,10 @@ impl FollowedJob {
         vnodes: Range<Vnode>,
     ) -> BoxStream<'static, Result<DeltaChunk>> {
         changes_of(self.snapshot(from), table, to, vnodes)
+    }
+
+    pub(super) fn take_reads(&self) -> Vec<(JobId, TableId, TableReads)> {
+        self.committed.take_reads()
     }
 
     /// How long ago the last snapshot was opened.
