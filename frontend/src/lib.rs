@@ -24,6 +24,7 @@ mod fetch_direction;
 pub mod identification;
 pub mod local_cluster;
 mod other_frontends;
+pub mod other_sessions;
 pub mod query;
 pub mod remote_cluster;
 pub mod secrets;

@@ -18,6 +18,7 @@ use crate::connection_limit::ConnectionLimit;
 use crate::error::FrontendError;
 use crate::identification::{Accepted, Identification};
 use crate::other_frontends::process_id;
+use crate::other_sessions::OtherSessions;
 use crate::query::QueryEngine;
 use crate::secrets;
 
@@ -134,6 +135,8 @@ pub struct Shared {
     pub config: FrontendConfig,
     /// Locks that sessions agree on.
     pub locks: SessionLocks,
+    /// Sessions of other frontends.
+    pub other_sessions: OtherSessions,
     /// When the server began, in microseconds since 1970.
     pub started: i64,
     connections: Mutex<HashMap<i32, Registered>>,
@@ -285,6 +288,7 @@ impl Shared {
         true
     }
 
+    /// The sessions of this frontend, by process id.
     pub fn activity(&self) -> Vec<Activity> {
         let mut all: Vec<_> =
             self.connections.lock().values().map(|c| c.activity.clone()).collect();
@@ -305,13 +309,17 @@ impl Frontend {
     ) -> Result<Frontend, FrontendError> {
         let engine =
             QueryEngine::new(config.query_cores, config.query_memory, config.start_query_thread)?;
-        let locks = SessionLocks::new(config.incarnation, cluster.lock_leader());
+        let leader = cluster.lock_leader();
+        let meta = leader.as_ref().map(|leader| Arc::clone(&leader.meta));
+        let other_sessions = OtherSessions::new(config.incarnation, meta);
+        let locks = SessionLocks::new(config.incarnation, leader);
         Ok(Frontend {
             shared: Arc::new(Shared {
                 cluster,
                 engine,
                 config,
                 locks,
+                other_sessions,
                 started: now(),
                 connections: Mutex::new(HashMap::new()),
                 next_number: AtomicU32::new(1),

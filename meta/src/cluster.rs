@@ -369,6 +369,7 @@ impl Cluster {
             self.shared.streams.close(*incarnation);
             self.compactors.remove(*incarnation);
             self.shared.advisory.release_process(*incarnation);
+            self.shared.sessions.forget(*incarnation);
             self.connect.fenced(*incarnation);
         }
         if !fenced.is_empty() {

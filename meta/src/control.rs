@@ -11,9 +11,10 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
     GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, MetaControl, ProcessReport,
-    ReadEpoch, RecordStream, SessionId as ProtoSessionId, TakeLockAnswer, TakeLockRequest,
+    ReadEpoch, RecordStream, SessionId as ProtoSessionId, SessionsAnswer, SessionsTold,
+    SessionsWanted, TakeLockAnswer, TakeLockRequest,
 };
-use millrace_rpc::log::{AlterRelation, RegisterProcess, UserChange};
+use millrace_rpc::log::{AlterRelation, ProcessRole, RegisterProcess, UserChange};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::stream::{AppliedRecord, StreamMessage};
 use millrace_rpc::version::VersionEdit;
@@ -22,9 +23,10 @@ use tokio::sync::broadcast::{self, Receiver};
 use tokio_util::sync::CancellationToken;
 
 use crate::advisory::{self, Listed, Request, Scope, SessionId};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, has_role};
 use crate::meta::{CreateOptions, Meta};
 use crate::processes::ProcessStatus;
+use crate::read::shutting_down;
 use crate::state::has_job;
 
 /// Records of one message to a follower, at most.
@@ -284,5 +286,34 @@ impl MetaControl for Meta {
             granted: l.granted,
         };
         Ok(self.shared.advisory.list().into_iter().map(listed).collect())
+    }
+
+    async fn tell_sessions(&self, told: SessionsTold) -> Result<SessionsWanted, CallError> {
+        let (term, process) = (self.term(), told.process);
+        if !self.shared.state.read().processes.is_live(process) {
+            return Err(CallError::Fenced { incarnation: process });
+        }
+        // What another leader has asked for says nothing here.
+        let told = match told.term == term {
+            true => told,
+            false => SessionsTold { process, ..SessionsTold::default() },
+        };
+        tokio::select! {
+            biased;
+            () = self.shared.shutdown.cancelled() => Err(shutting_down().into()),
+            number = self.shared.sessions.tell(told) => Ok(SessionsWanted { term, number }),
+        }
+    }
+
+    async fn sessions(&self, process: u64) -> Result<SessionsAnswer, CallError> {
+        let others = {
+            let state = self.shared.state.read();
+            let live = state.processes.live().iter().filter(|(id, _)| **id != process);
+            live.filter(|(_, p)| has_role(&p.registration, ProcessRole::Frontend))
+                .map(|(id, _)| *id)
+                .collect()
+        };
+        let (sessions, silent) = self.shared.sessions.ask(&others).await;
+        Ok(SessionsAnswer { sessions, silent })
     }
 }

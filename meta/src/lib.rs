@@ -62,6 +62,7 @@ mod relation_changes;
 pub mod report;
 pub mod schedule;
 pub mod segments;
+mod sessions;
 pub mod settings;
 mod shared;
 mod source;

@@ -38,6 +38,7 @@ use crate::members::Members;
 use crate::processes::AppliedRecords;
 use crate::relation_changes::RelationChanges;
 use crate::segments::{ListedSizes, RewriteCounters};
+use crate::sessions::SessionBoard;
 use crate::settings::Settings;
 use crate::source::{self, SourceStatus};
 use crate::state::{JobRecord, MetaState};
@@ -116,6 +117,8 @@ pub struct Shared {
     pub clock: Arc<ClockGuard>,
     /// Advisory locks of the sessions of all frontends of a cluster.
     pub advisory: AdvisoryLocks,
+    /// Sessions of all frontends of a cluster.
+    pub sessions: SessionBoard,
     /// Those who follow the log.
     pub followers: broadcast::Sender<AppliedRecord>,
     /// Sizes of objects that earlier incarnations wrote.
@@ -165,6 +168,7 @@ impl Shared {
             members: Members::default(),
             clock,
             advisory: AdvisoryLocks::default(),
+            sessions: SessionBoard::default(),
             followers: broadcast::Sender::new(FOLLOWED_RECORDS),
             listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),

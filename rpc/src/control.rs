@@ -11,10 +11,11 @@ use crate::catalog::Relation;
 use crate::log::{AlterRelation, RegisterProcess, UserChange};
 pub use crate::proto::{
     AdvisoryLock, AvailableOffset, CacheUsage, CompactionReport, CompactionState,
-    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, LookaheadPlace,
-    LookaheadReport, OperatorReport, ProcessReport, ProcessUsage, Quantiles, RequestUsage,
-    SessionId, SideReport, SourceReport, SpotReport, TableLookups, TableReport, TableRetention,
-    TakeLockAnswer, TakeLockRequest,
+    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, ListedSession,
+    LookaheadPlace, LookaheadReport, OperatorReport, ProcessReport, ProcessUsage, Quantiles,
+    RequestUsage, SessionId, SessionsAnswer, SessionsTold, SessionsWanted, SideReport,
+    SourceReport, SpotReport, TableLookups, TableReport, TableRetention, TakeLockAnswer,
+    TakeLockRequest,
 };
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
@@ -103,4 +104,9 @@ pub trait MetaControl: Send + Sync {
     async fn give_back_locks(&self, request: GiveBackLocksRequest) -> Result<(), CallError>;
     /// All advisory locks that are held and waited for.
     async fn locks(&self) -> Result<Vec<ListedLock>, CallError>;
+
+    /// A frontend tells its sessions. Returns when they are asked for the next time.
+    async fn tell_sessions(&self, told: SessionsTold) -> Result<SessionsWanted, CallError>;
+    /// The sessions of all frontends but this one.
+    async fn sessions(&self, process: u64) -> Result<SessionsAnswer, CallError>;
 }

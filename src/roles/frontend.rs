@@ -11,6 +11,7 @@ use millrace_common::collections::{self, HashMap};
 use millrace_common::threads::lower_priority;
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_frontend::auth::OwnSecret;
+use millrace_frontend::other_sessions::tell_sessions;
 use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::LogFollower;
@@ -59,7 +60,7 @@ pub struct FrontendProcess {
     shutdown: CancellationToken,
     store: Arc<StateStore>,
     beat: Beat,
-    _following: [AbortOnDropHandle<()>; 2],
+    _following: [AbortOnDropHandle<()>; 3],
     /// Serves the HTTP port until it is dropped.
     _console: Option<DropGuard>,
     _lock: File,
@@ -91,10 +92,8 @@ impl FrontendProcess {
         let given_up = Arc::clone(&options.given_up);
         let store = StateStore::open(options).await?;
         let versions = Arc::new(VersionFollower::new(&store));
-        let following = [
-            spawned(follow(Arc::clone(&log), Arc::clone(&link.meta))),
-            spawned(close_idle(Arc::clone(&versions))),
-        ];
+        let records = spawned(follow(Arc::clone(&log), Arc::clone(&link.meta)));
+        let closing = spawned(close_idle(Arc::clone(&versions)));
         // The leader has made it by now.
         log.catch_up().await.map_err(SqlError::from)?;
         let secret = log.read(|state| state.settings.get(AUTHENTICATION_SECRET).cloned());
@@ -119,6 +118,7 @@ impl FrontendProcess {
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
+        let following = [records, closing, spawned(tell_sessions(Arc::clone(&shared)))];
         let serving =
             tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();

@@ -247,3 +247,34 @@ async fn who_has_lost_advisory_locks_with_their_leader_is_told() {
     assert!(!one::<bool>(&other, "SELECT pg_try_advisory_lock(1)").await);
     assert!(one::<bool>(&other, "SELECT pg_try_advisory_lock(2)").await);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_all_frontends_are_listed() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let one_session = cluster.connect("frontend1").await;
+    let other = cluster.connect("frontend2").await;
+    let (pid, other_pid): (i32, i32) = (
+        one(&one_session, "SELECT pg_backend_pid()").await,
+        one(&other, "SELECT pg_backend_pid()").await,
+    );
+    let lists = |pid: i32, query: &str| {
+        format!(
+            "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND usename = 'root' \
+             AND query LIKE '{query}%' AND backend_start <= now()"
+        )
+    };
+    await_true(&one_session, &lists(other_pid, "SELECT pg_backend_pid()")).await;
+    await_true(&other, &lists(pid, "SELECT count(*)")).await;
+    outcome(&other, "BEGIN").await.unwrap();
+    let resting = format!("{} AND state = 'idle in transaction'", lists(other_pid, "BEGIN"));
+    assert_eq!(one::<i64>(&one_session, &resting).await, 1, "it is told as it is now");
+
+    // Who does not answer is left out, and nobody waits for it.
+    cluster.process("frontend2").signal("STOP");
+    assert_eq!(one::<i64>(&one_session, &lists(other_pid, "")).await, 0);
+    assert_eq!(one::<i64>(&one_session, &lists(pid, "")).await, 1);
+    cluster.process("frontend2").signal("CONT");
+    cluster.process("meta").kill();
+    assert_eq!(one::<i64>(&one_session, &lists(pid, "")).await, 1, "own sessions always");
+}

@@ -283,7 +283,8 @@ fn cursors(t: &SystemTables, rows: &mut Rows) {
 fn activity(t: &SystemTables, rows: &mut Rows) {
     let roles = t.roles();
     let locks = t.shared.locks.list();
-    for a in t.shared.activity() {
+    let (own, others) = (t.shared.activity(), t.shared.other_sessions.list());
+    for a in own.iter().chain(others.iter()) {
         let waits = locks.iter().any(|l| l.holder.pid == a.pid && !l.granted);
         let role = roles.iter().find(|r| r.1 == a.user).map_or(OWNER, |r| r.0);
         let (host, port) = a.address.rsplit_once(':').unwrap_or((a.address.as_str(), ""));

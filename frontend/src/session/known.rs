@@ -38,10 +38,12 @@ impl Session {
     ) -> Result<(), SqlError> {
         if is_read(parsed) {
             let names = |word: &str| contains(&parsed.text, word);
-            if LOCKS.into_iter().any(names) {
+            let of_locks = LOCKS.into_iter().any(names);
+            if of_locks {
                 self.shared.locks.refresh().await?;
-            } else if names(SESSIONS) {
-                let _ = self.shared.locks.refresh().await;
+            }
+            if names(SESSIONS) {
+                self.refresh_sessions(of_locks).await;
             }
             if PROCESSES.into_iter().any(names) {
                 self.cluster().refresh_processes().await;
@@ -54,6 +56,20 @@ impl Session {
             }
             true => self.cluster().show_reports().await,
             false => Ok(()),
+        }
+    }
+
+    /// Before a statement that lists sessions. `has_locks`: who waits for locks is known. What cannot be found out is
+    /// left out, which the client is told of sessions.
+    async fn refresh_sessions(&self, has_locks: bool) {
+        let locks = async {
+            if !has_locks {
+                let _ = self.shared.locks.refresh().await;
+            }
+        };
+        let ((), missing) = tokio::join!(locks, self.shared.other_sessions.refresh());
+        for missing in missing.into_iter().filter(|_| self.is_told("NOTICE")) {
+            self.live.tell(SqlError::new(SqlState::SUCCESS, missing));
         }
     }
 

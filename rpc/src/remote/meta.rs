@@ -16,7 +16,7 @@ use crate::call_error::{CallError, error_from_proto, error_to_proto};
 use crate::catalog::Relation;
 use crate::control::{
     GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
-    TakeLockAnswer, TakeLockRequest,
+    SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
 };
 use crate::log::{self, RegisterProcess, UserChange};
 use crate::proto::meta_client::MetaClient;
@@ -275,6 +275,24 @@ impl Meta for Served {
         let locks = self.leader()?.locks().await.map_err(CallError::into_status)?;
         Ok(Response::new(proto::ListedLocks { locks }))
     }
+
+    async fn tell_sessions(
+        &self,
+        request: Request<SessionsTold>,
+    ) -> Result<Response<SessionsWanted>, Status> {
+        self.admission.admit(&request)?;
+        let wanted = self.leader()?.tell_sessions(request.into_inner()).await;
+        wanted.map(Response::new).map_err(CallError::into_status)
+    }
+
+    async fn sessions(
+        &self,
+        request: Request<proto::SessionsRequest>,
+    ) -> Result<Response<SessionsAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let sessions = self.leader()?.sessions(request.into_inner().process).await;
+        sessions.map(Response::new).map_err(CallError::into_status)
+    }
 }
 
 /// The leader, in another process.
@@ -467,5 +485,15 @@ impl MetaControl for RemoteMeta {
     async fn locks(&self) -> Result<Vec<ListedLock>, CallError> {
         let send = |t, r| async move { client(t).locks(r).await };
         Ok(self.peer.ask(Empty {}, send).await?.locks)
+    }
+
+    async fn tell_sessions(&self, told: SessionsTold) -> Result<SessionsWanted, CallError> {
+        let send = |t, r| async move { client(t).tell_sessions(r).await };
+        self.peer.wait(told, send).await
+    }
+
+    async fn sessions(&self, process: u64) -> Result<SessionsAnswer, CallError> {
+        let send = |t, r| async move { client(t).sessions(r).await };
+        self.peer.ask(proto::SessionsRequest { process }, send).await
     }
 }

@@ -11,7 +11,7 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
     GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
-    TakeLockAnswer, TakeLockRequest,
+    SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
@@ -365,6 +365,16 @@ impl MetaControl for Fake {
 
     async fn locks(&self) -> Result<Vec<ListedLock>, CallError> {
         Ok(vec![filled::one("millrace.rpc.ListedLock")])
+    }
+
+    async fn tell_sessions(&self, told: SessionsTold) -> Result<SessionsWanted, CallError> {
+        self.note(told);
+        Ok(filled::one("millrace.rpc.SessionsWanted"))
+    }
+
+    async fn sessions(&self, process: u64) -> Result<SessionsAnswer, CallError> {
+        self.note(process);
+        Ok(filled::one("millrace.rpc.SessionsAnswer"))
     }
 }
 

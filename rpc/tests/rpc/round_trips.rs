@@ -9,7 +9,9 @@ use futures::StreamExt;
 use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{OptionEntry, Relation};
-use millrace_rpc::control::{GiveBackLocksRequest, Heartbeat, TakeLockAnswer, TakeLockRequest};
+use millrace_rpc::control::{
+    GiveBackLocksRequest, Heartbeat, SessionsTold, TakeLockAnswer, TakeLockRequest,
+};
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
     TableChange, TableRead,
@@ -222,6 +224,13 @@ async fn meta_for_frontends() {
         }
         meta.flush().await.unwrap();
         assert_eq!(fake.seen(), shown("flush"));
+        let told: SessionsTold = filled::one("millrace.rpc.SessionsTold");
+        let wanted = meta.tell_sessions(told.clone()).await.unwrap();
+        assert_eq!(wanted, filled::one("millrace.rpc.SessionsWanted"));
+        assert_eq!(fake.seen(), shown(told));
+        let sessions = meta.sessions(5).await.unwrap();
+        assert_eq!(sessions, filled::one("millrace.rpc.SessionsAnswer"));
+        assert_eq!(fake.seen(), shown(5u64));
         let take: TakeLockRequest = filled::one("millrace.rpc.TakeLockRequest");
         let answer = meta.take_lock(take).await.unwrap();
         assert_eq!(answer, TakeLockAnswer { taken: true, term: 21 });
