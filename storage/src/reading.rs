@@ -150,6 +150,14 @@ impl Lookup {
         self
     }
 
+    /// Adds the bytes that it finds missing in memory from now on, and reads, to a count.
+    pub fn counted_in_bytes(self, bytes: &Arc<AtomicU64>) -> Lookup {
+        if let Lookup::Pending(reading) = &self {
+            reading.class.options.lock().bytes = Some(Arc::clone(bytes));
+        }
+        self
+    }
+
     /// It needs the store or the local disk.
     pub fn is_pending(&self) -> bool {
         matches!(self, Lookup::Pending(_))

@@ -185,6 +185,8 @@ pub struct ReadOptions {
     pub fill_cache: bool,
     /// Counts the requests to the store that are made for the reader: not those that others have made already.
     pub requests: Option<Arc<AtomicU64>>,
+    /// Counts the bytes that are not in memory and are read for the reader, from the local disk too.
+    pub bytes: Option<Arc<AtomicU64>>,
 }
 
 impl ReadOptions {
@@ -194,7 +196,7 @@ impl ReadOptions {
     pub const COMPACTION: ReadOptions = ReadOptions::of(Priority::Compaction, false);
 
     pub const fn of(priority: Priority, fill_cache: bool) -> ReadOptions {
-        ReadOptions { priority, fill_cache, requests: None }
+        ReadOptions { priority, fill_cache, requests: None, bytes: None }
     }
 
     /// Of this class, and what was read is kept.

@@ -237,6 +237,11 @@ impl BlockCache {
         if leads.is_empty() {
             return;
         }
+        if let Some(bytes) = &options.bytes {
+            let all =
+                leads.iter().map(|lead| lead.unit.range()).map(|range| range.end - range.start);
+            bytes.fetch_add(all.sum(), Ordering::Relaxed);
+        }
         let (on_disk, remote): (Vec<Lead<U>>, Vec<Lead<U>>) = match self.disk.get() {
             Some(disk) if U::ON_DISK => leads.into_iter().partition(|l| disk.may_contain(&l.key)),
             _ => (Vec::new(), leads),
