@@ -12,6 +12,7 @@
 //! Rows that an operator inside the job puts out may bring a key as well, and wait for something before they reach the
 //! operator whose state it is of: that is a place of its own ([`Inside`]), beside those of a leaf or in their stead.
 
+mod closing;
 mod stages;
 mod steps;
 #[cfg(test)]
@@ -23,6 +24,8 @@ mod walk;
 use arrow::datatypes::SchemaRef;
 use millrace_common::RelationId;
 use millrace_common::access::AccessClass;
+
+pub use closing::{ClosedRange, closed_ranges};
 pub use upstream::{Behind, behind};
 
 use crate::{JobGraph, Node, Operator};
@@ -133,7 +136,7 @@ struct Access {
 }
 
 /// The ports of an operator whose rows read keyed state as they arrive. State with a single key has none: it is in
-/// memory after the first row.
+/// memory after the first row. Nor has what is read when a watermark has passed it: see [`closed_ranges`].
 fn accesses(graph: &JobGraph, op: &Operator) -> Vec<Access> {
     let access = |port, key: &[usize], vnode: &[usize]| Access {
         port,

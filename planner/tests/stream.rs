@@ -2,12 +2,12 @@
 
 mod common;
 
-use millrace_common::SqlState;
+use millrace_common::{SqlError, SqlState};
 use millrace_graph::codec::{CodecError, decode_graph, encode_graph};
 use millrace_graph::{JobGraph, Role};
 use millrace_planner::explain::explain_stream;
 
-use common::{compare, explain, plan, plan_seen, tests_dir};
+use common::{compare, explain, plan, plan_closed, plan_seen, tests_dir};
 
 const NEXMARK: [&str; 22] = [
     "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11", "q13", "q14", "q15",
@@ -54,17 +54,23 @@ fn nexmark_plans_are_pinned() {
 
 #[test]
 fn shapes_are_pinned() {
-    pin("shapes");
+    pin("shapes", plan);
 }
 
 /// Queries whose lookahead is told by the last lines of their plans.
 #[test]
 fn lookaheads_are_pinned() {
-    pin("lookahead");
+    pin("lookahead", plan);
+}
+
+/// With EMIT ON WINDOW CLOSE: the watermark announces what is held back.
+#[test]
+fn closed_ranges_are_pinned() {
+    pin("window_close", plan_closed);
 }
 
 /// The plans of a file's queries.
-fn pin(file: &str) {
+fn pin(file: &str, plan: impl Fn(&str) -> Result<JobGraph, SqlError>) {
     let mut text = String::new();
     for (name, sql) in named_queries(&format!("{file}.sql")) {
         let plan = match plan(&sql) {

@@ -18,6 +18,7 @@ use crate::{
 
 mod chains;
 mod inside;
+mod closing;
 mod places;
 mod rules;
 

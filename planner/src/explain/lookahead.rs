@@ -1,12 +1,12 @@
 //! What EXPLAIN shows of lookahead (docs/design.md §8): a line for each port and leaf whose rows bring keys ahead, by
-//! themselves or, chained, with the rows that they meet in a join; and one for each port and operator inside the job whose
-//! rows do.
+//! themselves or, chained, with the rows that they meet in a join; one for each port and operator inside the job whose
+//! rows do; then one for each range of state that a watermark announces.
 
 use std::fmt::Write;
 
 use arrow::datatypes::Schema;
 use millrace_common::RelationId;
-use millrace_graph::lookahead::{Lookahead, Place, behind, lookaheads};
+use millrace_graph::lookahead::{ClosedRange, Lookahead, Place, behind, closed_ranges, lookaheads};
 use millrace_graph::{JobGraph, Node, Operator, dispatch_operator};
 
 use super::Relations;
@@ -27,7 +27,17 @@ pub fn lines(graph: &JobGraph, relations: &Relations<'_>) -> Vec<String> {
             lines.push(line(graph, &all, &behind.lookahead, &behind.through, relations));
         }
     }
+    lines.extend(closed_ranges(graph).iter().filter_map(|range| closed(graph, range)));
     lines
+}
+
+/// `lookahead <operator> [state …]: range (…) at watermark`. The column is the input's whose watermark it is.
+fn closed(graph: &JobGraph, range: &ClosedRange) -> Option<String> {
+    let nodes = &graph.fragments.get(range.operator.0)?.nodes;
+    let node = nodes.get(range.operator.1)?;
+    let input = &nodes.get(*node.inputs.first()?)?.schema;
+    let (name, column) = (node.op.name(), list(input, &[range.column]));
+    Some(format!("lookahead {name}{}: range ({column}) at watermark", state(&[range.table])))
 }
 
 /// `lookahead <operator> <port> [state …]: key (…) time (…) from <relation> at <places> through <relations>, chained to

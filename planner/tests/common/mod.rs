@@ -85,7 +85,7 @@ impl TestCatalog {
         catalog
     }
 
-    /// Advertising events and their campaigns, a star of tables, and a view.
+    /// Advertising events and their campaigns, a star of tables, a view, and events with a watermark.
     fn add_for_lookahead(&mut self) {
         let event = "ad_id bigint, user_id bigint, kind text, at timestamp, _row_id bigint!";
         self.add("ad_event", RelationKind::Source, event, &["_row_id"], true);
@@ -101,6 +101,10 @@ impl TestCatalog {
         self.add("paid", view, "id bigint!, item_id bigint, amount int", &["id"], false);
         self.add("large", view, "id bigint!, item_id bigint, amount int", &["id"], false);
         self.add("moved", view, "id bigint!, next_item bigint, amount int", &["id"], false);
+        let click = "user_id bigint, page bigint, at timestamp, _row_id bigint!";
+        self.add("click", RelationKind::Source, click, &["_row_id"], true);
+        let click = self.relations.get_mut("click").expect("it was added");
+        Arc::make_mut(click).watermark_columns = vec![2];
     }
 
     fn add(&mut self, name: &str, kind: RelationKind, text: &str, key: &[&str], append_only: bool) {
@@ -167,6 +171,16 @@ pub fn plan(sql: &str) -> Result<JobGraph, SqlError> {
 
 /// The same, with a look at the plan after each pass.
 pub fn plan_seen(sql: &str, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
+    plan_as(sql, &JobOptions::default(), watch)
+}
+
+/// The plan of a view that emits on window close.
+pub fn plan_closed(sql: &str) -> Result<JobGraph, SqlError> {
+    let options = JobOptions { on_window_close: true, ..JobOptions::default() };
+    plan_as(sql, &options, &mut |_, _| {})
+}
+
+fn plan_as(sql: &str, options: &JobOptions, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
     let catalog = TestCatalog::new();
     let mut statements = parse(sql)?;
     let session = SessionInfo { for_view: true, ..SessionInfo::default() };
@@ -175,7 +189,7 @@ pub fn plan_seen(sql: &str, watch: Watch<'_>) -> Result<JobGraph, SqlError> {
         Some(Statement::Sql(statement)) => match *statement {
             sqlparser::ast::Statement::Query(query) => {
                 let bound = binder.query(&query, &[])?;
-                plan_watched(&bound, &catalog, &JobOptions::default(), watch)
+                plan_watched(&bound, &catalog, options, watch)
             }
             other => panic!("not a query: {other}"),
         },
