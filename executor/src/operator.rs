@@ -80,6 +80,18 @@ pub trait Operator: Send {
         Ok(())
     }
 
+    /// How many epochs ahead it is to be told what watermarks are likely: see [`Operator::expect`]. `None`: not now.
+    fn foresight(&self) -> Option<u32> {
+        None
+    }
+
+    /// The watermarks that an input is likely to have then, as in [`Operator::watermark`]: what they close may be read
+    /// ahead. Changes no result. Called after a barrier, never while memory is tight.
+    fn expect(&mut self, port: usize, columns: &[(usize, i64)]) -> Result<(), ExecError> {
+        let _ = (port, columns);
+        Ok(())
+    }
+
     /// Reads are under way for which no row waits. Barriers do not wait for them either.
     fn is_prefetching(&self) -> bool {
         false

@@ -2,7 +2,7 @@
 //! once a chunk, never once a row.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -85,8 +85,34 @@ pub struct LookaheadMetrics {
     pub demand_requests: Arc<AtomicU64>,
     pub ahead_requests: Arc<AtomicU64>,
     pub epochs: OperatorEpochs,
+    /// Of ranges that are read ahead of a watermark.
+    pub closes: Closes,
     /// Set once if walkers announce keys to it.
     pub walked: OnceLock<Walked>,
+}
+
+/// Whether ranges of an operator's state are read ahead of a watermark.
+#[derive(Debug, Default)]
+pub struct Closes {
+    is_followed: AtomicBool,
+    /// Instances that read ahead now.
+    active: Counter,
+}
+
+impl Closes {
+    /// An instance would read ahead.
+    pub fn follow(&self) {
+        self.is_followed.store(true, Ordering::Relaxed);
+    }
+
+    fn is_followed(&self) -> bool {
+        self.is_followed.load(Ordering::Relaxed)
+    }
+
+    /// Whether an instance reads ahead now; `last`: what it last told.
+    pub fn set_active(&self, last: &mut u64, is_active: bool) {
+        self.active.replace(last, u64::from(is_active));
+    }
 }
 
 /// Where an operator's keys are announced, and what its instances share with the walkers.
@@ -123,6 +149,7 @@ impl LookaheadMetrics {
             reads: self.epochs.read(),
             demand_requests: self.demand_requests.load(Ordering::Relaxed),
             ahead_requests: self.ahead_requests.load(Ordering::Relaxed),
+            by_watermark: self.closes.is_followed(),
         }
     }
 
@@ -130,7 +157,7 @@ impl LookaheadMetrics {
         let walked = self.walked.get();
         let active = walked.map_or(0, |w| w.tasks.iter().filter(|t| t.is_active()).count());
         LookaheadStats {
-            active,
+            active: active + self.closes.active.get() as usize,
             hinted: self.hinted.get(),
             hint_bytes: self.hint_bytes.get(),
             resident: self.resident.get(),
@@ -174,7 +201,12 @@ pub struct LookaheadMeasures {
     /// Requests to the store for rows, and ahead of them.
     pub demand_requests: u64,
     pub ahead_requests: u64,
+    /// Ranges of its state are read ahead of a watermark.
+    pub by_watermark: bool,
 }
+
+/// The place of ranges that are announced by a watermark.
+const WATERMARK: &str = "watermark";
 
 impl LookaheadMeasures {
     /// Dollars for the requests that a million rows cause, at the list price of S3 Standard; `rows` came in so far.
@@ -185,12 +217,17 @@ impl LookaheadMeasures {
 
     /// Where rows are looked at, each place once.
     pub fn places(&self) -> Vec<&'static str> {
-        names(self.sides.iter().filter_map(SideSlack::in_use))
+        self.with_watermark(names(self.sides.iter().filter_map(SideSlack::in_use)))
     }
 
     /// Where they could be.
     pub fn candidates(&self) -> Vec<&'static str> {
-        names(self.sides.iter().flat_map(|side| &side.spots))
+        self.with_watermark(names(self.sides.iter().flat_map(|side| &side.spots)))
+    }
+
+    fn with_watermark(&self, mut places: Vec<&'static str>) -> Vec<&'static str> {
+        places.extend(self.by_watermark.then_some(WATERMARK));
+        places
     }
 
     /// Of the input with the least lead: 1st, 50th and 99th percentile over epochs, microseconds.

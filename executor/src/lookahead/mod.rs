@@ -10,6 +10,7 @@ pub mod choice;
 pub mod edges;
 pub mod leaf;
 pub mod operator;
+pub mod outlook;
 pub mod presence;
 pub mod random_hints;
 pub mod read_ahead;

@@ -211,6 +211,14 @@ impl Operator for RandomHints {
         self.release()
     }
 
+    fn foresight(&self) -> Option<u32> {
+        self.inner.foresight()
+    }
+
+    fn expect(&mut self, port: usize, columns: &[(usize, i64)]) -> Result<(), ExecError> {
+        self.inner.expect(port, columns)
+    }
+
     fn is_prefetching(&self) -> bool {
         self.inner.is_prefetching()
     }

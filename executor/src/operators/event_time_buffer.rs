@@ -7,7 +7,7 @@
 //!   column has passed a row's instant, no further
 //!   change of it can come: what the changes net to is emitted, once. The table is cleaned by the same
 //!   watermark (`storage/src/ttl_filter.rs`), so a row that was emitted is not found again, after a restart
-//!   neither.
+//!   neither. The range that the next watermarks are likely to close is read ahead ([`RangeAhead`]).
 //! - *Upper bound* (`now() < instant`) passes rows on, and retracts them when the epoch's wall-clock time
 //!   reaches their instant.
 //!   They are taken out of the table in the same epoch.
@@ -27,14 +27,14 @@ use futures::future::BoxFuture;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Epoch, Vnode};
 use millrace_graph::BufferMode;
-use millrace_storage::MemRun;
+use millrace_storage::{Lookup, MemRun};
 
 use super::{BuildContext, Built, Env};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
-use crate::state::StateTable;
 use crate::state::fetch::wait;
 use crate::state::keys::{KeyReader, append_storage_key};
+use crate::state::{RangeAhead, StateTable};
 
 /// Rows read of one vnode at once.
 const STEP: usize = 4_096;
@@ -55,6 +55,9 @@ pub struct EventTimeBuffer {
     bound: i64,
     /// Nothing in the table is below this.
     earliest: i64,
+    /// Of *Window close*.
+    ahead: Option<RangeAhead>,
+    epoch: Epoch,
     env: Env,
 }
 
@@ -81,6 +84,8 @@ impl EventTimeBuffer {
             },
             table,
             bound: i64::MIN,
+            ahead: (hold.mode == BufferMode::WindowClose).then(|| RangeAhead::measured(&env)),
+            epoch: env.restored,
             env,
         }))
     }
@@ -124,6 +129,9 @@ impl EventTimeBuffer {
                 ranges = self.step(ranges, out).await?;
             }
             self.earliest = self.earliest.max(to);
+            if let Some(ahead) = &mut self.ahead {
+                ahead.close(to);
+            }
         }
         self.done = self.done.max(to);
         Ok(())
@@ -138,7 +146,11 @@ impl EventTimeBuffer {
         let starts = BinaryArray::from_iter_values(ranges.iter().map(|r| &r.0));
         let ends = BinaryArray::from_iter_values(ranges.iter().map(|r| &r.1));
         self.env.metrics.fetch_rounds.add(1);
-        let found = wait(self.table.multi_range(starts, ends, Some(STEP))).await?;
+        let lookup = self.table.multi_range(starts, ends, Some(STEP));
+        let found = match &mut self.ahead {
+            Some(ahead) => ahead.wait(lookup).await?,
+            None => wait(lookup).await?,
+        };
         let mut counts = vec![0usize; ranges.len()];
         let mut last = vec![0usize; ranges.len()];
         for (at, &input) in found.input.values().iter().enumerate() {
@@ -186,6 +198,17 @@ impl EventTimeBuffer {
     }
 }
 
+/// At most `limit` rows with an instant in [from, to), of each vnode.
+pub(super) fn read_range(
+    table: &dyn StateTable,
+    vnodes: &Range<Vnode>,
+    (from, to): (i64, i64),
+    limit: usize,
+) -> Lookup {
+    let edge = |time| BinaryArray::from_iter_values(vnodes.clone().map(|v| position(v, time)));
+    table.multi_range(edge(from), edge(to), Some(limit))
+}
+
 /// The first instant that has not come at an epoch.
 fn after(epoch: Epoch) -> i64 {
     (epoch.millis() as i64).saturating_mul(1_000).saturating_add(1)
@@ -229,7 +252,36 @@ impl Operator for EventTimeBuffer {
         }
     }
 
+    fn foresight(&self) -> Option<u32> {
+        self.ahead.as_ref()?.foresight()
+    }
+
+    fn expect(&mut self, _: usize, columns: &[(usize, i64)]) -> Result<(), ExecError> {
+        let EventTimeBuffer { table, vnodes, ahead: Some(ahead), .. } = self else { return Ok(()) };
+        if let Some(&(_, to)) = columns.iter().find(|(c, _)| *c == self.column) {
+            let from = self.done.max(self.earliest);
+            // Their blocks, and none of the rows.
+            ahead.expect(from, to, |from, to| read_range(table.as_ref(), vnodes, (from, to), 0));
+        }
+        Ok(())
+    }
+
+    fn is_prefetching(&self) -> bool {
+        self.ahead.as_ref().is_some_and(RangeAhead::is_reading)
+    }
+
+    fn progress<'a>(&'a mut self, _: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
+        async move {
+            if let Some(ahead) = &mut self.ahead {
+                ahead.progress().await;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
     fn time(&mut self, epoch: Epoch) {
+        self.epoch = epoch;
         if self.mode != BufferMode::WindowClose {
             self.bound = self.bound.max(after(epoch));
         }
@@ -246,6 +298,9 @@ impl Operator for EventTimeBuffer {
             self.advance(out).await?;
             if self.mode != BufferMode::WindowClose && moved && self.earliest <= self.done {
                 self.find_earliest().await?;
+            }
+            if let Some(ahead) = &mut self.ahead {
+                ahead.pass(self.epoch);
             }
             Ok(())
         }

@@ -244,15 +244,6 @@ impl<E: Entries> KeyedState<E> {
         Ok((slots, probe))
     }
 
-    /// The slots of keys that no input row brings.
-    pub fn probe_keys(&mut self, keys: &ChunkKeys) -> Vec<Slot> {
-        let stamps = self.stamps.untimed(keys.hashes.len());
-        let mut slots = Vec::with_capacity(keys.hashes.len());
-        self.keys.probe(keys, None, &stamps, &mut slots);
-        self.grow();
-        slots
-    }
-
     /// The slot of one key; a known one keeps its stamp.
     pub fn slot(&mut self, hash: u64, vnode: Vnode, key: &[u8]) -> Slot {
         self.slot_used_at(hash, vnode, key, 0)

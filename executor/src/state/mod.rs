@@ -9,6 +9,7 @@
 //! - [`fetch`]: batched reads under way;
 //! - [`prefetch`]: those made ahead of rows;
 //! - `prefetch_budget`: how many of those in a second;
+//! - [`range_ahead`]: ranges that a watermark is about to pass, read before it has;
 //! - `due`: entries that rows are expected for;
 //! - [`keyed`]: these together, generic over what an entry holds: what operators use;
 //! - `held`: what is held until the barrier, and when that is too much;
@@ -38,6 +39,7 @@ pub mod keys;
 mod limits;
 pub mod prefetch;
 mod prefetch_budget;
+pub mod range_ahead;
 pub mod stamps;
 pub mod table;
 
@@ -51,5 +53,6 @@ pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
 #[cfg(test)]
 pub use limits::NOTHING_CACHED;
+pub use range_ahead::RangeAhead;
 pub use stamps::Stamps;
 pub use table::StateTable;

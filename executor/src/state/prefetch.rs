@@ -31,7 +31,7 @@ use crate::error::ExecError;
 use crate::lookahead::Due;
 
 /// After so long a read is given up: it keeps a version of the state from being let go.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 /// Bytes of answers that are taken at once, roughly.
 const ROUND_BYTES: usize = 1 << 20;
 

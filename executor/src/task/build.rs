@@ -40,6 +40,7 @@ use crate::invariants::check_owners;
 use crate::layout::RowLayout;
 use crate::lookahead::edges::JobGraphs;
 use crate::lookahead::leaf::LeafHints;
+use crate::lookahead::outlook::Outlook;
 use crate::lookahead::read_ahead::{ReadAhead, ReadFrom, read_ahead};
 use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
 use crate::lookahead::wiring::Wiring;
@@ -304,6 +305,7 @@ impl Builder<'_> {
             shed: Arc::clone(&place.shed),
             hints: self.wiring.hints(place.fragment, place.task),
             leaf_hints: LeafHints::default(),
+            outlook: Outlook::default(),
             chunk_rows: self.blueprint.options.chunk_rows.max(1),
             progress: Arc::clone(&self.blueprint.progress),
             epoch_rows: 0,

@@ -9,6 +9,7 @@
 //!
 //! Every wait may be cut off by the end of the job; none holds a lock.
 
+mod ahead;
 pub mod build;
 mod order;
 
@@ -30,6 +31,7 @@ use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
 use crate::lookahead::Hint;
 use crate::lookahead::leaf::LeafHints;
+use crate::lookahead::outlook::Outlook;
 use crate::materialize::{Root, RootReport};
 use crate::memory::{self, MemoryGovernor, Turn};
 use crate::operator::{Operator, Output};
@@ -43,8 +45,6 @@ const LARGE_EPOCH: usize = 2_048;
 /// How long such an epoch waits at a time, and in all: what is in use may be given back only at its barrier.
 const MEMORY_PAUSE: Duration = Duration::from_millis(500);
 const MOST_WAITED: Duration = Duration::from_secs(5);
-/// Hints taken in a row while there is other work.
-const HINTS_AT_ONCE: usize = 8;
 
 /// What a task made of an epoch.
 #[derive(Debug, Default)]
@@ -163,6 +163,8 @@ pub struct Task {
     hints: mpsc::Receiver<Hint>,
     /// Whom it tells of keys of rows that its leaves read and its operators put out.
     leaf_hints: LeafHints,
+    /// How its inputs' watermarks move.
+    outlook: Outlook,
     chunk_rows: usize,
     progress: Arc<Progress>,
     /// Rows of input since the last barrier.
@@ -185,6 +187,7 @@ impl Task {
         loop {
             let (barrier, marks) = self.process_epoch().await?;
             self.finish_epoch(&barrier, &marks).await?;
+            self.expect(&marks)?;
         }
     }
 
@@ -211,30 +214,6 @@ impl Task {
             self.flush().await?;
             self.settle_all().await?;
             self.yield_if_due().await;
-        }
-    }
-
-    /// Takes hints that have come, though there is other work: a key is read ahead only if its hint does not wait.
-    fn take_hints(&mut self) -> Result<(), ExecError> {
-        for _ in 0..HINTS_AT_ONCE {
-            let Ok(hint) = self.hints.try_recv() else { return Ok(()) };
-            self.hint(&hint)?;
-        }
-        Ok(())
-    }
-
-    /// Gives a hint to its operator, unless memory is tight.
-    fn hint(&mut self, hint: &Hint) -> Result<(), ExecError> {
-        let Some(PlanNode { kind, metrics, .. }) = self.nodes.get_mut(hint.node) else {
-            tracing::debug!(node = hint.node, "a hint for a node that there is not");
-            return Ok(());
-        };
-        match kind {
-            Kind::Operator(op) if !self.governor.is_tight() => op.hint(hint.port, hint),
-            _ => {
-                metrics.lookahead.dropped.add(hint.count() as u64);
-                Ok(())
-            }
         }
     }
 

@@ -2,6 +2,8 @@
 //! cache sizes and orders of completion, the output accumulated at every barrier is the query over the
 //! input accumulated so far; synchronous and asynchronous state access agree; nothing stays behind.
 
+mod closing;
+mod closing_sessions;
 mod collected;
 mod eviction;
 pub(in crate::operators) mod fake;

@@ -3,7 +3,8 @@
 //! A row may belong to a session of any length, so no bound on its time says whether it is still needed.
 //! Whenever a session changes, the time at which it would close is written down, `time | group`. When the
 //! watermark has come to such a time the group is looked at, and the rows of its sessions that are over go.
-//! A session that has grown since has a later time of its own.
+//! A session that has grown since has a later time of its own. Times that the watermark is likely to come to are read
+//! ahead, and then the groups that they name.
 //!
 //! Rows of an ASOF join go when the watermark has passed them, all but those that rows to come may concern. In
 //! ascending order (`>=`, `>`) that is the group's last right row, which left rows may meet; in descending order
@@ -12,27 +13,27 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, BinaryArray, TimestampMicrosecondArray};
+use arrow::array::{ArrayRef, AsArray, BinaryArray, TimestampMicrosecondArray};
 use arrow::compute::cast;
-use arrow::datatypes::SchemaRef;
+use arrow::datatypes::{SchemaRef, TimestampMicrosecondType};
 use millrace_common::Vnode;
 use millrace_functions::asof::Place;
 use millrace_functions::session::continues;
 use millrace_functions::window_call::Reach;
-use millrace_storage::MemRun;
+use millrace_storage::{Found, MemRun};
 
 use super::affected::Interval;
 use super::asof_lookup;
 use super::rows::Rows;
 use super::sessions::time_of;
 use crate::error::ExecError;
+use crate::lookahead::{Due, HINT_KEYS, Hint, HintTimes};
 use crate::operators::Env;
-use crate::operators::event_time_buffer::position;
+use crate::operators::event_time_buffer::{position, read_range};
 use crate::operators::ordered::Ranked;
 use crate::state::arena::new_batch;
-use crate::state::fetch::wait;
 use crate::state::keys::{ChunkKeys, KeyReader, append_storage_key};
-use crate::state::{KeyTable, Slot, StateTable};
+use crate::state::{KeyTable, RangeAhead, Slot, StateTable};
 
 /// See the module.
 pub struct Closing {
@@ -55,7 +56,16 @@ pub struct Closing {
     bound: i64,
     /// Sessions of this epoch: group, and when they close.
     pending: Vec<(Slot, i64)>,
+    /// Of times that the watermark is about to come to.
+    ahead: RangeAhead,
+    /// Groups that were announced, up to a time.
+    announced: Vec<(i64, Due)>,
 }
+
+/// An epoch that has passed.
+const PASSED: u64 = 1;
+/// Times of a vnode that are read ahead at once.
+const AHEAD: usize = 4_096;
 
 impl Closing {
     pub fn new(
@@ -86,7 +96,58 @@ impl Closing {
             table,
             bound: i64::MIN,
             pending: Vec::new(),
+            ahead: RangeAhead::new(env),
+            announced: Vec::new(),
         })
+    }
+
+    pub fn foresight(&self) -> Option<u32> {
+        self.ahead.foresight()
+    }
+
+    /// Reads the times ahead that the watermark is likely to come to; those that memory has.
+    pub fn expect(&mut self, columns: &[(usize, i64)]) -> Option<Found> {
+        let Closing { table, vnodes, done, ahead, .. } = self;
+        let (_, value) = columns.iter().find(|(c, _)| *c == self.column)?;
+        let ask = |from, to| read_range(table.as_ref(), vnodes, (from, to), AHEAD);
+        ahead.expect(*done, value.saturating_add(1), ask)
+    }
+
+    /// The groups of times that were read ahead, as hints of rows that come when the watermark does.
+    pub fn hints(&mut self, found: &Found) -> Vec<Hint> {
+        let groups = &found.values.columns()[1..];
+        let times = found.values.column(0).as_primitive_opt::<TimestampMicrosecondType>();
+        let Some(last) = times.and_then(arrow::compute::max) else { return Vec::new() };
+        let due = Due::default();
+        let hint = |at: usize| {
+            let count = HINT_KEYS.min(found.values.num_rows() - at);
+            let columns = groups.iter().map(|column| column.slice(at, count)).collect();
+            let (times, due) = (HintTimes::None, due.clone());
+            Hint { node: 0, port: 0, columns, times, due, carried: None }
+        };
+        let starts = (0..found.values.num_rows()).step_by(HINT_KEYS);
+        let hints = starts.filter(|_| !groups.is_empty()).map(hint).collect();
+        self.announced.push((last, due));
+        hints
+    }
+
+    /// The watermark has passed a time: what was announced of it is not expected any more.
+    fn pass(&mut self, to: i64) {
+        self.announced.retain(|(last, due)| {
+            if *last < to {
+                due.resolve(PASSED);
+            }
+            *last >= to
+        });
+    }
+
+    /// What is read ahead, to be waited for beside other reads.
+    pub fn ahead(&mut self) -> &mut RangeAhead {
+        &mut self.ahead
+    }
+
+    pub fn is_reading(&self) -> bool {
+        self.ahead.is_reading()
     }
 
     pub fn raise(&mut self, columns: &[(usize, i64)]) {
@@ -165,7 +226,10 @@ impl Closing {
         }
         let edge =
             |time| BinaryArray::from_iter_values(self.vnodes.clone().map(|v| position(v, time)));
-        let found = wait(self.table.multi_range(edge(self.done), edge(to), None)).await?;
+        let lookup = self.table.multi_range(edge(self.done), edge(to), None);
+        let found = self.ahead.wait(lookup).await?;
+        self.ahead.close(to);
+        self.pass(to);
         self.done = to;
         if found.is_empty() {
             return Ok(None);

@@ -36,7 +36,7 @@ use millrace_common::collections::HashSet;
 use millrace_common::identity::RowCodec;
 use millrace_common::{DeltaChunk, Epoch};
 use millrace_functions::window_call::Reach;
-use millrace_storage::MemRun;
+use millrace_storage::{Found, MemRun};
 
 use self::affected::{Interval, affected};
 use self::closing::Closing;
@@ -262,6 +262,33 @@ impl WindowOperator {
         Ok(())
     }
 
+    /// Has the groups read ahead that times name which the watermark is about to come to, unless memory is tight.
+    fn announce(&mut self, found: impl IntoIterator<Item = Found>) -> Result<(), ExecError> {
+        if self.env.governor.is_tight() {
+            return Ok(());
+        }
+        for found in found {
+            let hints = self.closing.as_mut().map(|closing| closing.hints(&found));
+            hints.into_iter().flatten().try_for_each(|hint| self.state.hint(0, &hint))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the next answer, and takes it in; times that were read ahead.
+    async fn next_read(&mut self) -> Result<Vec<Found>, ExecError> {
+        let has_own = self.state.is_fetching() || self.state.is_prefetching();
+        let WindowOperator { state, closing, .. } = self;
+        match closing.as_mut().filter(|closing| closing.is_reading()) {
+            None => state.arrived().await.map(|_| Vec::new()),
+            Some(closing) if !has_own => Ok(closing.ahead().progress().await),
+            Some(closing) => tokio::select! {
+                biased;
+                arrived = state.arrived() => arrived.map(|_| Vec::new()),
+                found = closing.ahead().progress() => Ok(found),
+            },
+        }
+    }
+
     /// The entries of every interval and their results.
     fn results_in(&self, group: usize, intervals: &[Interval]) -> Result<Vec<Shown>, ExecError> {
         let rows = &self.state.entries.of[group];
@@ -389,12 +416,25 @@ impl Operator for WindowOperator {
         self.state.hint(port, hint)
     }
 
+    fn foresight(&self) -> Option<u32> {
+        self.closing.as_ref()?.foresight()
+    }
+
+    fn expect(&mut self, _: usize, columns: &[(usize, i64)]) -> Result<(), ExecError> {
+        let found = self.closing.as_mut().and_then(|closing| closing.expect(columns));
+        self.announce(found)
+    }
+
     fn is_prefetching(&self) -> bool {
-        self.state.is_prefetching()
+        self.state.is_prefetching() || self.closing.as_ref().is_some_and(Closing::is_reading)
     }
 
     fn progress<'a>(&'a mut self, _: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
-        async move { self.state.arrived().await.map(drop) }.boxed()
+        async move {
+            let found = self.next_read().await?;
+            self.announce(found)
+        }
+        .boxed()
     }
 
     /// The table's values are whole rows.

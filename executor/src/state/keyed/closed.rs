@@ -2,12 +2,24 @@
 
 use arrow::array::Array;
 
-use super::{Entries, KeyedState};
+use super::{ChunkKeys, Entries, KeyedState};
 use crate::error::ExecError;
 use crate::operators::times_of;
 use crate::state::Slot;
 
 impl<E: Entries> KeyedState<E> {
+    /// The slots of keys that no input row brings, but the watermark of the first input.
+    pub fn probe_keys(&mut self, keys: &ChunkKeys) -> Vec<Slot> {
+        let stamps = self.stamps.untimed(keys.hashes.len());
+        let mut slots = Vec::with_capacity(keys.hashes.len());
+        self.keys.probe(keys, None, &stamps, &mut slots);
+        self.grow();
+        if !self.due.is_empty() {
+            self.touch(0, &slots);
+        }
+        slots
+    }
+
     /// Keys whose column `at` is below the bound are never asked for again.
     pub fn close(&mut self, at: usize, bound: i64) {
         self.closed = Some((at, bound));

@@ -4,6 +4,7 @@
 mod adoption;
 mod ahead;
 mod chains;
+mod closing;
 mod inside;
 mod lookahead;
 mod lookups;
@@ -30,17 +31,18 @@ use millrace_common::collections::HashMap;
 use millrace_common::{
     DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlType, TableId,
 };
-use millrace_connector::ROW_ID;
 use millrace_graph::codec::encode_graph;
 use millrace_graph::{
     Blackhole, Edge, EdgeKind, Exchange, Fragment, JobGraph, Materialize, Node, Operator as Op,
     RelationLayout, StateTable, Subscribe, Union,
 };
-use millrace_rpc::catalog::{Column, OptionEntry, Relation, RelationKind, RowStorage};
+use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::log::{EditVersion, Entry, LogEntry, LogRecord, Tick};
 use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob};
 use millrace_rpc::stream::{AppliedRecord, EntryOutcome, StreamError, StreamMessage};
-use millrace_rpc::version::{BackfillState, JobCommit, JobVersion, StatementId, VersionEdit};
+use millrace_rpc::version::{
+    BackfillState, ColumnWatermark, JobCommit, JobVersion, StatementId, VersionEdit,
+};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{ScanOptions, StateStore, StoreOptions};
 use parking_lot::Mutex;
@@ -68,6 +70,8 @@ pub struct FakeMeta {
     jobs: Mutex<HashMap<JobId, FakeJob>>,
     pub failures: Mutex<Vec<(JobId, SqlError)>>,
     pub offsets: Mutex<Vec<(u64, Vec<(u32, u64)>)>>,
+    /// Of the column 1 of all relations, by epoch.
+    pub watermarks: Mutex<Vec<(u64, i64)>>,
     statements: Mutex<u64>,
     /// All records.
     log: Mutex<Vec<AppliedRecord>>,
@@ -267,6 +271,12 @@ impl MetaService for Meta {
         splits.iter().map(next).collect()
     }
 
+    fn watermarks(&self, _: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {
+        let known = self.0.watermarks.lock();
+        let last = known.iter().rev().find(|(e, _)| *e <= epoch.0);
+        last.map(|&(_, value)| ColumnWatermark { column: 1, value }).into_iter().collect()
+    }
+
     fn is_behind(&self, job: JobId) -> bool {
         let jobs = self.0.jobs.lock();
         let epoch = |id: JobId| jobs.get(&id).map_or(0, |job| job.start.version.epoch);
@@ -378,35 +388,6 @@ impl Cluster {
         let id = self.register(start, None);
         self.start(id).await.unwrap();
         id
-    }
-
-    /// A source of numbers, both columns the same.
-    pub async fn source(&self, id: u32) -> JobId {
-        let mut relation = relation(id, RelationKind::Source);
-        let option = |(name, value): (&str, &str)| OptionEntry {
-            name: name.to_string(),
-            value: value.to_string(),
-        };
-        let options = [
-            ("connector", "datagen"),
-            ("fields.id.kind", "sequence"),
-            ("fields.v.kind", "sequence"),
-        ];
-        relation.options = options.map(option).to_vec();
-        let row_id =
-            Column { name: ROW_ID.to_string(), hidden: true, ..relation.columns[0].clone() };
-        relation.columns.push(row_id);
-        relation.append_only = true;
-        let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
-        self.end_at(Epoch(version.epoch), 0);
-        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
-        self.start(id).await.unwrap();
-        id
-    }
-
-    /// So many rows of the source are there at an epoch.
-    pub fn end_at(&self, epoch: Epoch, rows: u64) {
-        self.meta.offsets.lock().push((epoch.0, vec![(0, rows)]));
     }
 
     /// A view over `input`, scanning it as of now; the first cut is still to be made.

@@ -1,9 +1,42 @@
 //! What the worker says of sources, as the log describes them.
 
 use millrace_common::SqlState;
+use millrace_connector::ROW_ID;
+use millrace_rpc::catalog::OptionEntry;
 use millrace_rpc::source_poll::{More, PollSource};
 
 use super::*;
+
+impl Cluster {
+    /// A source of numbers, both columns the same.
+    pub async fn source(&self, id: u32) -> JobId {
+        let mut relation = relation(id, RelationKind::Source);
+        let option = |(name, value): (&str, &str)| OptionEntry {
+            name: name.to_string(),
+            value: value.to_string(),
+        };
+        let options = [
+            ("connector", "datagen"),
+            ("fields.id.kind", "sequence"),
+            ("fields.v.kind", "sequence"),
+        ];
+        relation.options = options.map(option).to_vec();
+        let row_id =
+            Column { name: ROW_ID.to_string(), hidden: true, ..relation.columns[0].clone() };
+        relation.columns.push(row_id);
+        relation.append_only = true;
+        let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
+        self.end_at(Epoch(version.epoch), 0);
+        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
+        self.start(id).await.unwrap();
+        id
+    }
+
+    /// So many rows of the source are there at an epoch.
+    pub fn end_at(&self, epoch: Epoch, rows: u64) {
+        self.meta.offsets.lock().push((epoch.0, vec![(0, rows)]));
+    }
+}
 
 /// Rows that there are ten seconds after the source's creation.
 async fn rows_of(c: &Cluster, source: JobId) -> Result<Vec<(u32, u64)>, SqlError> {

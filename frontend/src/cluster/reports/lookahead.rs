@@ -26,6 +26,7 @@ pub(super) fn report(keys: &LookaheadStats, measures: &LookaheadMeasures) -> Loo
         epochs: measures.reads.epochs as u64,
         without_demand: measures.reads.without_demand,
         slowest: Some(quantiles_report(measures.reads.slowest)),
+        by_watermark: measures.by_watermark,
     }
 }
 
@@ -54,6 +55,7 @@ pub(super) fn stats(report: LookaheadReport) -> (LookaheadStats, LookaheadMeasur
         },
         demand_requests: report.demand_requests,
         ahead_requests: report.ahead_requests,
+        by_watermark: report.by_watermark,
     };
     (keys, measures)
 }
@@ -149,6 +151,7 @@ pub(super) mod tests {
             },
             demand_requests: 60,
             ahead_requests: 61,
+            by_watermark: true,
         }
     }
 }

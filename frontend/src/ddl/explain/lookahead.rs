@@ -11,7 +11,9 @@ use crate::display;
 /// Lines below an operator's own; none if it reads no state from the store.
 pub fn lines(o: &OperatorStats) -> Vec<String> {
     let m = &o.measures;
-    let mut lines: Vec<String> = keys(&o.lookahead).into_iter().collect();
+    // Where no keys can be announced, ranges are.
+    let what = if m.by_watermark && m.sides.is_empty() { "ranges" } else { "keys" };
+    let mut lines: Vec<String> = counts(what, &o.lookahead).into_iter().collect();
     lines.extend(m.sides.iter().filter_map(side));
     lines.extend(reads(&m.reads));
     let requests = m.demand_requests + m.ahead_requests;
@@ -25,14 +27,14 @@ pub fn lines(o: &OperatorStats) -> Vec<String> {
     lines
 }
 
-/// What became of keys that were announced, and how many rows have waited for.
-fn keys(of: &LookaheadStats) -> Option<String> {
+/// What became of keys or ranges that were announced, and how many had to be waited for.
+fn counts(what: &str, of: &LookaheadStats) -> Option<String> {
     if of.hinted + of.resident + of.dropped + of.missed == 0 {
         return None;
     }
     let count = display::count;
     Some(format!(
-        "lookahead: {} keys hinted; {} resident, {} read ahead ({} in time, {} late, {} absent, {} unused), {} dropped; {} waited for",
+        "lookahead: {} {what} hinted; {} resident, {} read ahead ({} in time, {} late, {} absent, {} unused), {} dropped; {} waited for",
         count(of.hinted),
         count(of.resident),
         count(of.prefetched),
@@ -106,6 +108,7 @@ mod tests {
             reads,
             demand_requests: 20,
             ahead_requests: 80,
+            by_watermark: false,
         };
         let keys = LookaheadStats { hinted: 1_000, in_time: 90, missed: 7, ..Default::default() };
         let o = OperatorStats { rows_in: 10_000, lookahead: keys, measures, ..Default::default() };
@@ -119,5 +122,24 @@ mod tests {
             ]
         );
         assert!(lines(&OperatorStats::default()).is_empty());
+    }
+
+    #[test]
+    fn an_operator_whose_state_is_closed_by_a_watermark_tells_of_ranges() {
+        let measures = LookaheadMeasures { by_watermark: true, ..Default::default() };
+        let ranges = LookaheadStats {
+            hinted: 9,
+            prefetched: 8,
+            in_time: 7,
+            missed: 1,
+            ..Default::default()
+        };
+        let o = OperatorStats { lookahead: ranges, measures, ..Default::default() };
+        assert_eq!(
+            lines(&o),
+            [
+                "lookahead: 9 ranges hinted; 0 resident, 8 read ahead (7 in time, 0 late, 0 absent, 0 unused), 0 dropped; 1 waited for"
+            ]
+        );
     }
 }
