@@ -17,8 +17,8 @@ use crate::{
 };
 
 mod chains;
-mod inside;
 mod closing;
+mod inside;
 mod places;
 mod rules;
 
