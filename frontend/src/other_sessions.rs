@@ -1,12 +1,13 @@
 //! Sessions of the other frontends, for `pg_stat_activity`. The leader is asked for them, and asks each frontend.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_rpc::control::{ListedSession, MetaControl, SessionsTold};
 use parking_lot::Mutex;
 
-use crate::server::{Activity, IDLE, Shared};
+use crate::server::{Activity, IDLE, Shared, shown_name};
 
 /// How long the leader may take: a little longer than it waits for frontends.
 const WAIT: Duration = Duration::from_secs(2);
@@ -21,17 +22,31 @@ pub struct OtherSessions {
     incarnation: u64,
     /// `None`: there is no other frontend.
     leader: Option<Arc<dyn MetaControl>>,
-    known: Mutex<Arc<Vec<Activity>>>,
+    /// How often the leader was asked.
+    asked: AtomicU64,
+    known: Mutex<Known>,
+}
+
+/// What was told last.
+#[derive(Default)]
+struct Known {
+    /// Of the request that was answered with it.
+    number: u64,
+    sessions: Arc<Vec<Activity>>,
+    /// What could not be found out, in sentences.
+    missing: Vec<String>,
 }
 
 impl OtherSessions {
     pub fn new(incarnation: u64, leader: Option<Arc<dyn MetaControl>>) -> OtherSessions {
-        OtherSessions { incarnation, leader, known: Mutex::default() }
+        OtherSessions { incarnation, leader, asked: AtomicU64::new(0), known: Mutex::default() }
     }
 
-    /// Asks for them. What could not be found out, in sentences.
+    /// Asks for them. What could not be found out, in sentences. Of requests at the same time the newest counts, whichever
+    /// is answered first.
     pub(crate) async fn refresh(&self) -> Vec<String> {
         let Some(leader) = &self.leader else { return Vec::new() };
+        let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let told = tokio::time::timeout(WAIT, leader.sessions(self.incarnation)).await;
         let (sessions, missing) = match told {
             Ok(Ok(answer)) => {
@@ -44,12 +59,16 @@ impl OtherSessions {
             Ok(Err(error)) => (Vec::new(), vec![unknown(&error.to_string())]),
             Err(_) => (Vec::new(), vec![unknown("it has not answered in time")]),
         };
-        *self.known.lock() = Arc::new(sessions.into_iter().map(activity).collect());
-        missing
+        let sessions = Arc::new(sessions.into_iter().map(activity).collect());
+        let mut known = self.known.lock();
+        if number > known.number {
+            *known = Known { number, sessions, missing };
+        }
+        known.missing.clone()
     }
 
     pub(crate) fn list(&self) -> Arc<Vec<Activity>> {
-        Arc::clone(&self.known.lock())
+        Arc::clone(&self.known.lock().sessions)
     }
 }
 
@@ -102,7 +121,7 @@ fn activity(s: ListedSession) -> Activity {
         pid: s.pid,
         user: s.user,
         database: s.database,
-        application: s.application,
+        application: shown_name(&s.application).to_owned(),
         query: s.query,
         active: s.active,
         resting: resting.unwrap_or(IDLE),
@@ -118,6 +137,14 @@ fn activity(s: ListedSession) -> Activity {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_programs_end_with_a_whole_character() {
+        assert_eq!(shown_name("psql"), "psql");
+        assert_eq!(shown_name(""), "");
+        assert_eq!(shown_name(&"x".repeat(64)), "x".repeat(63));
+        assert_eq!(shown_name(&"é".repeat(40)), "é".repeat(31));
+    }
 
     #[test]
     fn a_session_is_told_as_it_is() {

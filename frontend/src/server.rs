@@ -113,6 +113,16 @@ struct Registered {
     activity: Activity,
 }
 
+/// Bytes of a program's name that others see, as in PostgreSQL.
+const NAME: usize = 63;
+
+/// The start of a program's name.
+pub(crate) fn shown_name(text: &str) -> &str {
+    let ends = text.char_indices().map(|(at, c)| at + c.len_utf8());
+    let end = ends.take_while(|end| *end <= NAME).last().unwrap_or(0);
+    &text[..end]
+}
+
 /// Characters of a statement that others see.
 const SHOWN: usize = 1024;
 
@@ -251,7 +261,7 @@ impl Shared {
             let activity = &mut c.activity;
             activity.active = false;
             activity.resting = resting;
-            activity.application = application.to_owned();
+            activity.application = shown_name(application).to_owned();
             if resting == IDLE {
                 activity.transaction_started = None;
             }

@@ -31,6 +31,7 @@ use crate::log::LogStore;
 use crate::operator::check_worker;
 use crate::placement;
 use crate::processes::Process;
+use crate::read::shutting_down;
 use crate::shared::Shared;
 use crate::state::MetaState;
 use crate::stream::Sender;
@@ -138,10 +139,14 @@ impl Cluster {
         placement::process_of_new(&state, &takers, relation)
     }
 
-    /// Returns when there is a compute process; an error if none comes.
+    /// Returns when there is a compute process; an error if none comes, or the leader stops.
     pub async fn await_compute(&self) -> Result<(), SqlError> {
-        let come = tokio::time::timeout(COMPUTE_WAIT, self.computes.come()).await;
-        come.map_err(|_| no_compute())
+        tokio::select! {
+            biased;
+            () = self.computes.come() => Ok(()),
+            () = self.shared.shutdown.cancelled() => Err(shutting_down()),
+            () = tokio::time::sleep(COMPUTE_WAIT) => Err(no_compute()),
+        }
     }
 
     /// Work that needs compute processes; an error once there have been none for too long.
@@ -210,7 +215,7 @@ impl Cluster {
         let names = std::mem::take(&mut heartbeat.given_up);
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
         self.shared.clock.note_peer(incarnation, heartbeat.clock_ms);
-        self.note_lookups(&std::mem::take(&mut heartbeat.lookups));
+        self.note_lookups(incarnation, &std::mem::take(&mut heartbeat.lookups));
         self.shared.members.note(heartbeat, self.shared.env.now());
         // It sends no other heartbeat until this one is answered, which the store may delay.
         let _answered = self.shared.members.answering(incarnation, &self.shared.env);
@@ -224,12 +229,12 @@ impl Cluster {
     }
 
     /// What is looked up often is worth a merge.
-    fn note_lookups(&self, told: &[TableLookups]) {
+    fn note_lookups(&self, process: u64, told: &[TableLookups]) {
         if told.is_empty() {
             return;
         }
         let is_job = |job| self.shared.job(job).is_some();
-        self.shared.compaction.look_at(self.shared.lookups.add(told, is_job));
+        self.shared.compaction.look_at(self.shared.lookups.add(process, told, is_job));
     }
 
     /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.
@@ -370,6 +375,7 @@ impl Cluster {
             self.compactors.remove(*incarnation);
             self.shared.advisory.release_process(*incarnation);
             self.shared.sessions.forget(*incarnation);
+            self.shared.lookups.forget_process(*incarnation);
             self.connect.fenced(*incarnation);
         }
         if !fenced.is_empty() {

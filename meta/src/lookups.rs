@@ -10,17 +10,41 @@ use millrace_rpc::control::TableLookups;
 use millrace_storage::read_counts::{TableReads, is_burst};
 use parking_lot::Mutex;
 
-/// See the module. Bounded by the state tables of the jobs that there are.
+use crate::shared::Shared;
+
+/// See the module. Bounded by the state tables of the jobs that there are, and the processes.
 #[derive(Debug, Default)]
-pub struct Lookups(Mutex<BTreeMap<JobId, BTreeMap<u32, TableReads>>>);
+pub struct Lookups {
+    counts: Mutex<BTreeMap<JobId, BTreeMap<u32, TableReads>>>,
+    /// Processes that have told any.
+    telling: Mutex<BTreeSet<u64>>,
+}
+
+/// Of a table. One whose job runs on a process that has never told any, as those of earlier builds, counts as read.
+pub fn since_merge(shared: &Shared, job: JobId, table: u32) -> TableReads {
+    let process = shared.state.read().jobs.get(&job).map_or(0, |job| job.process);
+    match shared.lookups.has_told(process) {
+        true => shared.lookups.since_merge(job, table),
+        false => TableReads::MANY,
+    }
+}
 
 impl Lookups {
     /// Adds what a process has looked up since its last heartbeat. Returns the jobs of which a table has been looked up
     /// often enough to think about its next merge.
-    pub fn add(&self, told: &[TableLookups], is_job: impl Fn(JobId) -> bool) -> BTreeSet<JobId> {
-        let mut counts = self.0.lock();
+    pub fn add(
+        &self,
+        process: u64,
+        told: &[TableLookups],
+        is_job: impl Fn(JobId) -> bool,
+    ) -> BTreeSet<JobId> {
+        self.telling.lock().insert(process);
+        // Asked before the counts are locked: who drops a job may hold what `is_job` waits for.
+        let told: Vec<&TableLookups> =
+            told.iter().filter(|told| is_job(RelationId(told.job))).collect();
+        let mut counts = self.counts.lock();
         let mut bursts = BTreeSet::new();
-        for told in told.iter().filter(|told| is_job(RelationId(told.job))) {
+        for told in told {
             let job = RelationId(told.job);
             let table = counts.entry(job).or_default().entry(told.table).or_default();
             let before = table.keys;
@@ -33,22 +57,31 @@ impl Lookups {
         bursts
     }
 
-    /// Of a table.
-    pub fn since_merge(&self, job: JobId, table: u32) -> TableReads {
-        let counts = self.0.lock();
+    fn has_told(&self, process: u64) -> bool {
+        self.telling.lock().contains(&process)
+    }
+
+    /// What has been told of a table.
+    fn since_merge(&self, job: JobId, table: u32) -> TableReads {
+        let counts = self.counts.lock();
         counts.get(&job).and_then(|tables| tables.get(&table)).copied().unwrap_or_default()
     }
 
     /// Runs of a table have been merged.
     pub fn merged(&self, job: JobId, table: u32) {
-        if let Some(tables) = self.0.lock().get_mut(&job) {
+        if let Some(tables) = self.counts.lock().get_mut(&job) {
             tables.remove(&table);
         }
     }
 
     /// The job is gone.
     pub fn forget(&self, job: JobId) {
-        self.0.lock().remove(&job);
+        self.counts.lock().remove(&job);
+    }
+
+    /// The process is gone.
+    pub fn forget_process(&self, process: u64) {
+        self.telling.lock().remove(&process);
     }
 }
 
@@ -63,7 +96,8 @@ mod tests {
         let lookups = Lookups::default();
         let (job, gone) = (RelationId(1), RelationId(2));
         let told = |job: JobId, keys, cold| TableLookups { job: job.0, table: 7, keys, cold };
-        let add = |told| !lookups.add(&[told], |id| id == job).is_empty();
+        let add = |told| !lookups.add(3, &[told], |id| id == job).is_empty();
+        assert!(!lookups.has_told(3));
         assert!(!add(told(job, READ_BURST - 1, 3)));
         assert!(!lookups.since_merge(job, 7).are_many());
         assert!(add(told(job, 1, 0)), "those of several processes together");
@@ -78,6 +112,9 @@ mod tests {
         assert_eq!(lookups.since_merge(job, 7), TableReads::default());
         assert!(add(told(job, READ_BURST, 0)), "the next burst");
         lookups.forget(job);
-        assert!(lookups.0.lock().is_empty());
+        assert!(lookups.counts.lock().is_empty());
+        assert!(lookups.has_told(3) && !lookups.has_told(4));
+        lookups.forget_process(3);
+        assert!(!lookups.has_told(3));
     }
 }

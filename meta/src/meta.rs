@@ -30,6 +30,7 @@ use crate::first_record::{alone, leaders_before};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
 use crate::log::{LogStore, LogWriter, Retention, WriterOptions};
+use crate::lookups;
 use crate::options::MetaOptions;
 use crate::processes::{Process, ProcessStatus};
 use crate::read;
@@ -168,7 +169,7 @@ impl Meta {
         shared.refresh();
         let (table_class, pinned) = (options.table_class, options.pinned);
         let told = Arc::clone(&shared);
-        let as_told = move |job, table| told.lookups.since_merge(job, table);
+        let as_told = move |job, table| lookups::since_merge(&told, job, table);
         let table_reads = options.table_reads.unwrap_or_else(|| Arc::new(as_told));
         let (gc, rewrite) = (options.gc, options.rewrite);
         let backup_files = Arc::new(BackupFiles::new(Arc::clone(&shared), store.clone()));
@@ -513,9 +514,10 @@ impl Meta {
         self.shared.state.read().exact_at(relations, epoch)
     }
 
-    /// Returns when every running job has committed everything acknowledged before the call.
+    /// Returns when every running job has committed everything acknowledged before the call. In a cluster an error once
+    /// there have been no compute processes for too long.
     pub async fn flush(&self) -> Result<(), SqlError> {
-        read::flush(&self.shared).await
+        self.with_computes(read::flush(&self.shared)).await
     }
 
     /// Replaces options of a relation, pauses and resumes a source or sink, or changes how many tasks a job has. Durable

@@ -472,7 +472,6 @@ impl Shared {
     ) {
         let mut running = self.jobs.write();
         for gone in ids.difference(jobs) {
-            self.lookups.forget(*gone);
             if let Some(handle) = running.remove(gone) {
                 handle.cancel.cancel();
             }
@@ -484,6 +483,7 @@ impl Shared {
             .collect();
         running.extend(new.iter().map(|h| (h.id, Arc::clone(h))));
         drop(running);
+        ids.difference(jobs).for_each(|gone| self.lookups.forget(*gone));
         for handle in new {
             let compute = Arc::clone(&services.compute);
             spawn("drive a job", Driver { shared: Arc::clone(me), handle, compute }.run());

@@ -4,11 +4,11 @@
 //! Where the server asks for passwords, or others than this machine can reach it, everything under `/api/` but the
 //! login itself is for those who have logged in ([`login`]), and statements run as that user. Elsewhere everybody on this
 //! machine is trusted, as over the PostgreSQL protocol, but no proxy that sends on what others ask for; a frontend with
-//! `--auth trust` believes everybody who reaches it, there as here. Either way only
-//! the console's own page changes something: a page of another site can neither read nor write here. Every request must
-//! name this server in its Host header (DNS rebinding), and every POST wants JSON, a header that a foreign page may not
-//! send without being asked first, and an Origin that is ours. `/health` and `/metrics` (names of relations and
-//! numbers) are for everybody.
+//! `--auth trust` that others can reach over that protocol believes everybody, there as here; one that they cannot
+//! reach asks them here for a login. Either way only the console's own page changes something: a page of another site
+//! can neither read nor write here. Every request must name this server in its Host header (DNS rebinding), and every
+//! POST wants JSON, a header that a foreign page may not send without being asked first, and an Origin that is ours.
+//! `/health` and `/metrics` (names of relations and numbers) are for everybody.
 
 mod api;
 mod connections;
@@ -140,7 +140,8 @@ async fn guard(State(sources): Shown, request: Request<Body>, next: Next) -> Res
         return (StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }
     if trusting && !open && is_forwarded(request.headers()) {
-        let text = "behind a proxy this server must be started with --require-password\n";
+        let text = "behind a proxy this server must ask for passwords: --require-password, \
+                    and of a frontend no --auth trust\n";
         return (StatusCode::FORBIDDEN, text).into_response();
     }
     let mut response = next.run(request).await;

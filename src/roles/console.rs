@@ -25,20 +25,49 @@ pub struct Console {
     pub metrics: Metrics,
 }
 
-/// Whether a frontend that listens on these addresses believes whoever reaches them.
-pub fn is_trusting(config: &RoleConfig, addresses: &[Option<SocketAddr>]) -> bool {
-    let asks = config.process.access.require_password || !is_local(addresses);
-    config.auth == Auth::Trust || !asks
+/// Whom a frontend believes without a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trust {
+    /// Whoever has a session over the PostgreSQL protocol is taken for the owner.
+    pub sessions: bool,
+    /// Nobody has to log in to the console.
+    pub console: bool,
+    /// There statements are run for everybody who reaches the port, not only for this machine.
+    pub everybody: bool,
+}
+
+impl Trust {
+    /// Of a frontend with these listeners. Who cannot reach `sql` is not believed at `http` either.
+    pub fn new(config: &RoleConfig, sql: SocketAddr, http: Option<SocketAddr>) -> Trust {
+        Trust::of(config.auth, config.process.access.require_password, sql, http)
+    }
+
+    fn of(auth: Auth, asks: bool, sql: SocketAddr, http: Option<SocketAddr>) -> Trust {
+        let sql_is_local = is_local(&[Some(sql)]);
+        let http_is_local = is_local(&[http]);
+        match auth {
+            Auth::Trust => Trust {
+                sessions: true,
+                console: http_is_local || !sql_is_local,
+                everybody: !sql_is_local,
+            },
+            Auth::Password => Trust {
+                sessions: !asks && sql_is_local,
+                console: !asks && sql_is_local && http_is_local,
+                everybody: false,
+            },
+        }
+    }
 }
 
 impl Console {
-    /// Serves the port until what comes back is dropped. `is_trusting`: nobody has to log in.
+    /// Serves the port until what comes back is dropped.
     pub fn serve(
         self,
         listener: TcpListener,
         config: &RoleConfig,
         limits: Limits,
-        is_trusting: bool,
+        trust: Trust,
     ) -> DropGuard {
         let stop = CancellationToken::new();
         let Console { shared, store, requests, metrics } = self;
@@ -56,13 +85,45 @@ impl Console {
             started: Instant::now(),
             host: http::without_port(address).to_owned(),
             port: listener.local_addr().map_or(0, |a| a.port()),
-            logins: (!is_trusting).then(Logins::default),
-            trusts_everybody: config.auth == Auth::Trust,
+            logins: (!trust.console).then(Logins::default),
+            trusts_everybody: trust.everybody,
             runs: Runs::new(Arc::clone(&shared), stop.clone()),
             refreshed: Default::default(),
             frontend: shared,
         };
         tokio::spawn(http::serve(listener, Arc::new(sources), limits, stop.clone()));
         stop.drop_guard()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trust(auth: Auth, asks: bool, sql: &str, http: Option<&str>) -> Trust {
+        let address = |text: &str| -> SocketAddr { text.parse().unwrap() };
+        Trust::of(auth, asks, address(sql), http.map(address))
+    }
+
+    #[test]
+    fn who_cannot_reach_sessions_runs_no_statements_in_the_console_without_a_login() {
+        let (local, all) = ("127.0.0.1:4566", "0.0.0.0:4566");
+        let (local_http, all_http) = (Some("[::1]:9090"), Some("0.0.0.0:9090"));
+        let hidden = trust(Auth::Trust, false, local, all_http);
+        assert_eq!(hidden, Trust { sessions: true, console: false, everybody: false });
+        let hidden = trust(Auth::Password, false, local, all_http);
+        assert_eq!(hidden, Trust { sessions: true, console: false, everybody: false });
+
+        let everybody = Trust { sessions: true, console: true, everybody: true };
+        for http in [local_http, all_http, None] {
+            assert_eq!(trust(Auth::Trust, false, all, http), everybody);
+        }
+        let this_machine = Trust { sessions: true, console: true, everybody: false };
+        for auth in [Auth::Trust, Auth::Password] {
+            assert_eq!(trust(auth, false, local, local_http), this_machine);
+        }
+        let nobody = Trust { sessions: false, console: false, everybody: false };
+        assert_eq!(trust(Auth::Password, true, local, local_http), nobody);
+        assert_eq!(trust(Auth::Password, false, all, local_http), nobody);
     }
 }

@@ -13,6 +13,7 @@ use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_frontend::auth::OwnSecret;
 use millrace_frontend::other_sessions::tell_sessions;
 use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
+use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
 use millrace_meta::LogFollower;
 use millrace_rpc::control::{Heartbeat, MetaControl};
@@ -27,7 +28,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
 use super::beat::{Beat, Told};
-use super::console::{Console, is_trusting};
+use super::console::{Console, Trust};
 use super::link::Link;
 use super::lookups::Lookups;
 use super::metrics::Metrics;
@@ -77,9 +78,9 @@ impl FrontendProcess {
         let ground = Ground::prepare(&config, &overrides).await?;
         let http_listener = bind_http(&process.http).await?;
         let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
-        let trusting = is_trusting(&config, &[Some(ground.address), http]);
+        let trust = Trust::new(&config, ground.address, http);
         let tls = load_tls(&process.access)?;
-        limit_paths(&process.access, trusting)?;
+        limit_paths(&process.access, trust.sessions)?;
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let log = Arc::new(log.await.map_err(SqlError::from)?);
         tracing::info!(record = log.number(), "the log is read");
@@ -118,7 +119,8 @@ impl FrontendProcess {
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
-        let following = [records, closing, spawned(tell_sessions(Arc::clone(&shared)))];
+        let telling = spawned(tell_own_sessions(Arc::clone(&shared), Arc::clone(&link.meta)));
+        let following = [records, closing, telling];
         let serving =
             tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();
@@ -148,8 +150,7 @@ impl FrontendProcess {
         if let Some(address) = http {
             tracing::info!(%address, "the console is served");
         }
-        let console =
-            http_listener.map(|listener| console.serve(listener, &config, limits, trusting));
+        let console = http_listener.map(|listener| console.serve(listener, &config, limits, trust));
         Ok(FrontendProcess {
             address: ground.address,
             ending,
@@ -222,6 +223,19 @@ pub(crate) async fn follow(log: Arc<LogFollower>, meta: Arc<RemoteMeta>) {
             warn!(%error, "the log cannot be read, trying again");
         }
         tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Tells whoever leads the sessions of this frontend.
+async fn tell_own_sessions(shared: Arc<Shared>, meta: Arc<RemoteMeta>) {
+    loop {
+        let leader = meta.peer().address();
+        tokio::select! {
+            biased;
+            () = tell_sessions(Arc::clone(&shared)) => return,
+            // Another process leads. The one that has not answered asks for nothing any more.
+            () = meta.peer().redirected_from(&leader) => {}
+        }
     }
 }
 

@@ -67,7 +67,7 @@ fn processes(state: &Value, role: &str) -> Vec<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frontend_shows_processes_and_where_jobs_run() {
     let dir = tempfile::tempdir().unwrap();
-    let mut cluster = Cluster::start_with(dir.path(), &Cluster::SPREAD).await;
+    let mut cluster = Cluster::start_with_consoles(dir.path(), &Cluster::SPREAD).await;
     let client = cluster.connect("frontend2").await;
     let sql = "CREATE TABLE t (id bigint PRIMARY KEY);
                CREATE MATERIALIZED VIEW v AS SELECT count(*) AS n FROM t;
@@ -126,7 +126,7 @@ async fn a_frontend_shows_processes_and_where_jobs_run() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_console_of_a_frontend_is_for_those_who_may_log_in() {
     let dir = tempfile::tempdir().unwrap();
-    let mut cluster = Cluster::start_with(dir.path(), &["meta"]).await;
+    let mut cluster = Cluster::start_with_consoles(dir.path(), &["meta"]).await;
     cluster.begin_with("frontend2", &["--auth=trust"]);
     let client = cluster.connect("frontend2").await;
     client.batch_execute("ALTER USER root PASSWORD 'sesame'").await.unwrap();

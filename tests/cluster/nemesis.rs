@@ -40,7 +40,7 @@ const NAMES: [&str; 9] = [
 /// Those of the sessions.
 const FRONTENDS: [&str; 2] = ["frontend1", "frontend2"];
 const SECONDS: u64 = 20;
-/// How long it may take until writes go on after one event. Half of it where nothing else runs.
+/// How long it may take until writes go on after one event has ended. Half of it where nothing else runs.
 const RESUME_LIMIT: Duration = Duration::from_secs(20);
 /// How long writes of each session may take to go on once all processes are there.
 const PROGRESS_LIMIT: Duration = Duration::from_secs(60);
@@ -202,6 +202,8 @@ impl Nemesis {
     async fn one_event(&mut self) {
         let happened = self.event();
         let since = Instant::now();
+        let ends = self.pending.iter().map(|(at, _)| at.saturating_duration_since(since));
+        let limit = RESUME_LIMIT + ends.max().unwrap_or_default();
         let sessions = |harmed: &[&str]| FRONTENDS.map(|name| !harmed.contains(&name));
         let sessions = sessions(&happened);
         loop {
@@ -211,7 +213,7 @@ impl Nemesis {
                 break;
             }
             let errors = [self.transfers.errors(), self.recorders.errors()].concat();
-            assert!(since.elapsed() < RESUME_LIMIT, "writes do not go on: {errors}");
+            assert!(since.elapsed() < limit, "writes do not go on: {errors}");
             self.look_for(LOOK).await;
         }
         self.longest = self.longest.max(since.elapsed());

@@ -138,8 +138,9 @@ pub struct Cluster {
     /// Where those listen that others must find again when they were killed.
     ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
-    /// Where frontends have their HTTP ports.
+    /// Where frontends have their HTTP ports, if they have any.
     consoles: BTreeMap<&'static str, String>,
+    has_consoles: bool,
     /// What is between them, if that is to be changed; else they call each other directly.
     network: Option<Network>,
     flags: &'static [&'static str],
@@ -182,6 +183,12 @@ impl Cluster {
         Cluster::start_with_flags(dir, names, &[]).await
     }
 
+    /// Frontends have consoles.
+    pub async fn start_with_consoles(dir: &Path, names: &[&'static str]) -> Cluster {
+        let cluster = Cluster::prepare(dir, names, &[], None).await;
+        Cluster { has_consoles: true, ..cluster }.begun(names)
+    }
+
     /// All processes are given these flags, too.
     pub async fn start_with_flags(
         dir: &Path,
@@ -202,16 +209,37 @@ impl Cluster {
         flags: &'static [&'static str],
         network: Option<Network>,
     ) -> Cluster {
+        Cluster::prepare(dir, names, flags, network).await.begun(names)
+    }
+
+    fn begun(mut self, names: &[&'static str]) -> Cluster {
+        for name in names {
+            self.begin(name);
+        }
+        self
+    }
+
+    /// Without its processes.
+    async fn prepare(
+        dir: &Path,
+        names: &[&'static str],
+        flags: &'static [&'static str],
+        network: Option<Network>,
+    ) -> Cluster {
         let s3 = Server::start(Options::new(dir.join("s3"), BUCKET)).await.expect("an S3 server");
         let ports = names.iter().filter(|name| !name.starts_with("frontend"));
         let ports = ports.map(|name| (*name, free_address())).collect();
-        let (dir, processes, consoles) = (dir.to_owned(), BTreeMap::new(), BTreeMap::new());
-        let mut cluster =
-            Cluster { dir, s3, ports, processes, consoles, network, flags, starts: 0 };
-        for name in names {
-            cluster.begin(name);
+        Cluster {
+            dir: dir.to_owned(),
+            s3,
+            ports,
+            processes: BTreeMap::new(),
+            consoles: BTreeMap::new(),
+            has_consoles: false,
+            network,
+            flags,
+            starts: 0,
         }
-        cluster
     }
 
     /// Starts a process, beside or in place of the one of this name, and waits until it is ready.
@@ -300,10 +328,12 @@ impl Cluster {
             Some(_) => self.dir.join(name),
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
-        // A frontend has a console there.
-        let http = if takes_calls { "off".to_owned() } else { free_address() };
-        let mut command = self.command(role(name), "millrace", &data_dir, [&listen, &http]);
-        self.consoles.insert(name, http);
+        let console = (self.has_consoles && !takes_calls).then(free_address);
+        let http = console.as_deref().unwrap_or("off");
+        let mut command = self.command(role(name), "millrace", &data_dir, [&listen, http]);
+        if let Some(console) = console {
+            self.consoles.insert(name, console);
+        }
         let work_dir = self.work_dir(role(name));
         std::fs::create_dir_all(&work_dir).expect("a working directory");
         command.current_dir(work_dir).args(self.flags).args(flags);

@@ -32,6 +32,8 @@ use crate::paths;
 const OPTIONS: &[&str] = &["path", "file_size", "header", "delimiter", "s3.endpoint", "s3.region"];
 /// Bytes after which a publication goes on in another file.
 const FILE_BYTES: usize = 64 << 20;
+/// Of the epoch in a file's name.
+const EPOCH_DIGITS: usize = 20;
 /// The end of the name of a file that is being written.
 const STAGED: &str = ".tmp";
 
@@ -263,7 +265,8 @@ fn remove_leftovers(directory: &Path, stem: &str) -> Result<(), ConnectorError> 
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        if !name.starts_with(&beginning) || !name.ends_with(STAGED) {
+        let Some(rest) = name.strip_prefix(&beginning) else { continue };
+        if !begins_with_epoch(rest) || !name.ends_with(STAGED) {
             continue;
         }
         match std::fs::remove_file(entry.path()) {
@@ -273,6 +276,12 @@ fn remove_leftovers(directory: &Path, stem: &str) -> Result<(), ConnectorError> 
         }
     }
     Ok(())
+}
+
+/// Whether what comes after a sink's stem is the rest of one of its files. Another sink's name may begin with the stem.
+fn begins_with_epoch(rest: &str) -> bool {
+    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+    digits == EPOCH_DIGITS && rest.as_bytes().get(digits) == Some(&b'-')
 }
 
 async fn blocking(
@@ -312,17 +321,27 @@ mod tests {
     fn what_broken_off_attempts_have_left_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         remove_leftovers(&dir.path().join("nowhere"), "s-1").unwrap();
-        let stopped = stage(dir.path(), "s-1-1.csv", 1, b"1\n").unwrap();
-        stage(dir.path(), "s-2-1.csv", 2, b"2\n").unwrap();
+        let file = |stem: &str, epoch: u64| format!("{stem}-{epoch:020}-0000000000-0000.csv");
+        let (zeroth, first) = (file("s-1", 0), file("s-1", 1));
+        let stopped = stage(dir.path(), &first, 1, b"1\n").unwrap();
+        // Of another sink, and of one that is named like the first with its number.
+        let others = [file("s-2", 1), file("s-1-7", 1)];
+        for other in &others {
+            stage(dir.path(), other, 2, b"2\n").unwrap();
+        }
         // As earlier builds name it.
-        std::fs::write(dir.path().join(".s-1-2.csv.tmp"), b"3").unwrap();
-        write_file(dir.path(), "s-1-0.csv", 3, b"0\n").unwrap();
+        std::fs::write(dir.path().join(format!(".{}.tmp", file("s-1", 2))), b"3").unwrap();
+        write_file(dir.path(), &zeroth, 3, b"0\n").unwrap();
         remove_leftovers(dir.path(), "s-1").unwrap();
-        assert_eq!(names(dir.path()), [".s-2-1.csv.0000000000000002.tmp", "s-1-0.csv"]);
+        let mut left: Vec<String> =
+            others.iter().map(|name| format!(".{name}.0000000000000002.tmp")).collect();
+        left.push(zeroth.clone());
+        left.sort();
+        assert_eq!(names(dir.path()), left);
         // It wakes up, and puts nothing there.
-        put_in_place(dir.path(), "s-1-1.csv", &stopped).unwrap_err();
-        write_file(dir.path(), "s-1-1.csv", 4, b"1\n").unwrap();
-        assert_eq!(names(dir.path())[1..], ["s-1-0.csv", "s-1-1.csv"]);
+        put_in_place(dir.path(), &first, &stopped).unwrap_err();
+        write_file(dir.path(), &first, 4, b"1\n").unwrap();
+        assert_eq!(names(dir.path())[2..], [zeroth, first]);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::{Connection, Reader, Writer};
 use crate::auth;
 use crate::connection_limit::PendingConnection;
 use crate::identification;
-use crate::server::{Activity, Shared};
+use crate::server::{Activity, Shared, shown_name};
 use crate::session::Session;
 use crate::wire::{
     Backend, FrontendMessage, ProtocolError, decode_password, decode_startup, sasl_initial,
@@ -332,7 +332,7 @@ fn open_session(
     let activity = Activity {
         user: user.clone(),
         database: database.clone(),
-        application: get("application_name").unwrap_or_default(),
+        application: shown_name(&get("application_name").unwrap_or_default()).to_owned(),
         address: address.to_string(),
         server_address: local.map(|l| l.to_string()).unwrap_or_default(),
         ..Activity::default()

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{SqlError, SqlState};
+use millrace_planner::ast::AlterAction;
 use millrace_planner::parser::with_changes_rows;
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::Statement as Sql;
@@ -22,16 +23,16 @@ pub struct Observer {
 }
 
 impl Session {
-    /// Of a statement that may need another process than this one; `None`: it does not, or its client wants no notices.
+    /// Of a statement that may wait for a compute process; `None`: it does not, or its client wants no notices.
     pub fn observer(&self, parsed: &ParsedStatement) -> Option<Observer> {
-        let is_told = needs_others(&parsed.statement) && self.is_told("NOTICE");
+        let is_told = waits_for_compute(&parsed.statement) && self.is_told("NOTICE");
         is_told
             .then(|| Observer { live: Arc::clone(&self.live), cluster: Arc::clone(self.cluster()) })
     }
 }
 
-/// Whether it is more than a query, whose wait has a limit of its own.
-fn needs_others(statement: &Statement) -> bool {
+/// Whether it writes, has something computed or waits until that is done. A query's wait has a limit of its own.
+fn waits_for_compute(statement: &Statement) -> bool {
     match statement {
         Statement::Sql(sql) => match sql.as_ref() {
             Sql::Query(query) => with_changes_rows(query),
@@ -43,8 +44,18 @@ fn needs_others(statement: &Statement) -> bool {
             | Sql::Execute { .. } => true,
             _ => false,
         },
-        Statement::Show(_) | Statement::Explain(_) | Statement::FetchWait { .. } => false,
-        _ => true,
+        Statement::CreateView(view) => view.materialized,
+        Statement::AlterRelation { action, .. } => {
+            matches!(action, AlterAction::Rebuild | AlterAction::SetParallelism(_))
+        }
+        Statement::CreateTable(_)
+        | Statement::CreateIndex(_)
+        | Statement::CreateSink(_)
+        | Statement::Subscribe(_)
+        | Statement::Truncate { .. }
+        | Statement::Flush
+        | Statement::Wait => true,
+        _ => false,
     }
 }
 
@@ -68,7 +79,7 @@ mod tests {
     use super::*;
 
     fn needs(sql: &str) -> bool {
-        needs_others(&crate::statements::parse(sql).unwrap()[0].statement)
+        waits_for_compute(&crate::statements::parse(sql).unwrap()[0].statement)
     }
 
     #[test]
@@ -80,11 +91,21 @@ mod tests {
             "CREATE TABLE t (id bigint)",
             "CREATE MATERIALIZED VIEW v AS SELECT 1 AS x",
             "TRUNCATE t",
+            "ALTER MATERIALIZED VIEW v REBUILD",
             "FLUSH",
         ] {
             assert!(needs(sql), "{sql}");
         }
-        for sql in ["SELECT 1", "SHOW JOBS", "SHOW ALL", "EXPLAIN SELECT 1", "BEGIN"] {
+        for sql in [
+            "SELECT 1",
+            "SHOW JOBS",
+            "SHOW ALL",
+            "EXPLAIN SELECT 1",
+            "BEGIN",
+            "CREATE VIEW v AS SELECT 1 AS x",
+            "DROP TABLE t",
+            "ALTER USER root PASSWORD 'x'",
+        ] {
             assert!(!needs(sql), "{sql}");
         }
     }

@@ -262,13 +262,15 @@ async fn a_table_is_merged_when_it_has_been_looked_up() {
     let mut test = Test::with(None).await;
     let compactor = test.compactor(2, "merges").await;
     test.beats(compactor);
-    test.add_runs_over(Some(1 << 20)).await;
     let told = async |incarnation, keys| {
         let table = test.meta.state_for_tests().relations[&test.table].first_table_id;
         let lookups = vec![TableLookups { job: test.table.0, table, keys, cold: keys }];
         let heartbeat = Heartbeat { incarnation, lookups, ..Heartbeat::default() };
         test.meta.beat(heartbeat).await.unwrap();
     };
+    // Of a process that has never told any nothing is known.
+    told(test.compute, 0).await;
+    test.add_runs_over(Some(1 << 20)).await;
     told(test.compute, READ_BURST / 2).await;
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(test.given_to("merges"), 0, "too few have looked it up");
