@@ -97,6 +97,9 @@ pub trait Operator: Send {
         false
     }
 
+    /// Memory is tight, and may stay so for long: reads of what watermarks are likely to close are given up.
+    fn give_up_expected(&mut self) {}
+
     /// Completes when some fetch finished and its rows have run (output in `out`). Cancel-safe:
     /// dropped before completion it loses nothing, and the next call goes on. Called only while
     /// [`Operator::is_pending`] or [`Operator::is_prefetching`].

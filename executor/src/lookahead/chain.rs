@@ -81,6 +81,21 @@ struct Next {
     chain: Option<Arc<Chain>>,
 }
 
+/// What one question has found of chains: many ways may lead to the same one, which is asked once.
+#[derive(Debug, Default)]
+pub struct Walk(Vec<(*const Chain, bool)>);
+
+impl Next {
+    /// Hints are wanted here or further on. Most operators want none, so that is asked first.
+    fn is_wanted_in(&self, walk: &mut Walk) -> bool {
+        let is_active = self.tasks.iter().any(|task| task.is_active());
+        if is_active && self.side.as_ref().is_none_or(|side| side.looks_ahead_in(walk)) {
+            return true;
+        }
+        self.chain.as_ref().is_some_and(|chain| chain.is_wanted_in(walk))
+    }
+}
+
 /// Hinted rows with rows that they meet.
 struct Pairs {
     stage: usize,
@@ -95,11 +110,20 @@ struct Pairs {
 impl Chain {
     /// Some operator further on wants hints.
     pub fn is_wanted(&self) -> bool {
-        let is_chained = |next: &Next| next.side.as_ref().is_none_or(|s| s.looks_ahead_of_job());
-        let active =
-            |next: &Next| is_chained(next) && next.tasks.iter().any(|task| task.is_active());
-        let behind = |next: &Next| next.chain.as_ref().is_some_and(|chain| chain.is_wanted());
-        self.next.iter().any(|next| active(next) || behind(next))
+        self.is_wanted_in(&mut Walk::default())
+    }
+
+    /// The same, as a part of a walk.
+    pub fn is_wanted_in(&self, walk: &mut Walk) -> bool {
+        let own = std::ptr::from_ref(self);
+        if let Some((_, is_wanted)) = walk.0.iter().find(|(chain, _)| std::ptr::eq(*chain, own)) {
+            return *is_wanted;
+        }
+        let at = walk.0.len();
+        walk.0.push((own, false));
+        let is_wanted = self.next.iter().any(|next| next.is_wanted_in(walk));
+        walk.0[at].1 = is_wanted;
+        is_wanted
     }
 
     /// So many rows, of hints or that are met, are given to nobody.
@@ -272,7 +296,11 @@ impl ChainWalker {
 /// A chain to an operator with these instances, which gives to nobody.
 #[cfg(test)]
 pub fn chain_to(tasks: Vec<Arc<OperatorLookahead>>) -> Arc<Chain> {
-    let next = vec![Next { tasks, side: None, chain: None }];
+    chain_of(vec![Next { tasks, side: None, chain: None }])
+}
+
+#[cfg(test)]
+fn chain_of(next: Vec<Next>) -> Arc<Chain> {
     let (met, missed, pairs) = (vec![], AtomicU64::new(0), mpsc::channel(1).0);
     Arc::new(Chain { stage: 0, port: 0, carried: 0, met, next, pairs, missed })
 }
@@ -281,7 +309,36 @@ pub fn chain_to(tasks: Vec<Arc<OperatorLookahead>>) -> Arc<Chain> {
 mod tests {
     use arrow::array::{Int64Array, StringArray};
 
+    use super::super::operator::{Activation, EpochReads};
+    use super::super::slack::Spot;
     use super::*;
+
+    const INSIDE: Spot = Spot { is_own: true, place: Place::Input };
+
+    /// Each chain is reached by several ways from the one before: to ask it each time would take forever.
+    #[test]
+    fn a_question_visits_each_chain_once() {
+        let last = OperatorLookahead::new(&Arc::default());
+        let governor = MemoryGovernor::new(1 << 30);
+        let mut wish = Activation::new(&last, &governor, 1.0);
+        let active = OperatorLookahead::new(&Arc::default());
+        let mut busy = Activation::new(&active, &governor, 1.0);
+        busy.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        let mut chain = chain_to(vec![last]);
+        for _ in 0..64 {
+            let input = Arc::new(Side::new(0, vec![INSIDE]));
+            input.set_chains(vec![Arc::clone(&chain)]);
+            let next = || Next {
+                tasks: vec![Arc::clone(&active)],
+                side: Some(Arc::clone(&input)),
+                chain: Some(Arc::clone(&chain)),
+            };
+            chain = chain_of(vec![next(), next()]);
+        }
+        assert!(!chain.is_wanted(), "rows inside the job bring the keys of all but the last");
+        wish.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        assert!(chain.is_wanted());
+    }
 
     fn texts(rows: usize, bytes: usize) -> ArrayRef {
         Arc::new(StringArray::from_iter_values((0..rows).map(|_| "x".repeat(bytes))))

@@ -219,6 +219,10 @@ impl Operator for RandomHints {
         self.inner.expect(port, columns)
     }
 
+    fn give_up_expected(&mut self) {
+        self.inner.give_up_expected();
+    }
+
     fn is_prefetching(&self) -> bool {
         self.inner.is_prefetching()
     }

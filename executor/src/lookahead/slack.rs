@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Due;
-use super::chain::Chain;
+use super::chain::{Chain, Walk};
 use super::choice::{Candidate, choose, quantile, sorted};
 
 /// Epochs that are remembered.
@@ -280,14 +280,26 @@ impl Side {
 
     /// Rows are not looked at inside the job, behind its leaf.
     pub fn looks_ahead_of_job(&self) -> bool {
-        self.active().is_none_or(|spot| spot.place != Place::Input)
+        self.looks_ahead_in(&mut Walk::default())
+    }
+
+    /// The same, as a part of a walk over chains.
+    pub fn looks_ahead_in(&self, walk: &mut Walk) -> bool {
+        self.spots.get(self.in_use_in(walk)).is_none_or(|spot| spot.place != Place::Input)
     }
 
     fn in_use(&self) -> usize {
+        self.in_use_in(&mut Walk::default())
+    }
+
+    fn in_use_in(&self, walk: &mut Walk) -> usize {
+        let [earliest, chosen] =
+            [&self.earliest, &self.chosen].map(|at| at.load(Ordering::Relaxed));
         let mut chains = self.chains.get().into_iter().flatten();
-        let is_chained = chains.any(|chain| chain.is_wanted());
-        let at = if is_chained { &self.earliest } else { &self.chosen }.load(Ordering::Relaxed);
-        if self.used.swap(at, Ordering::Relaxed) != at {
+        let is_chained = earliest != chosen && chains.any(|chain| chain.is_wanted_in(walk));
+        let at = if is_chained { earliest } else { chosen };
+        let is_other = self.used.load(Ordering::Relaxed) != at;
+        if is_other && self.used.swap(at, Ordering::Relaxed) != at {
             self.changes.fetch_add(1, Ordering::Relaxed);
         }
         at

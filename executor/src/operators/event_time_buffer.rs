@@ -266,6 +266,12 @@ impl Operator for EventTimeBuffer {
         Ok(())
     }
 
+    fn give_up_expected(&mut self) {
+        if let Some(ahead) = &mut self.ahead {
+            ahead.give_up();
+        }
+    }
+
     fn is_prefetching(&self) -> bool {
         self.ahead.as_ref().is_some_and(RangeAhead::is_reading)
     }

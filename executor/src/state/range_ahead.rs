@@ -37,7 +37,9 @@ const FEW_UNUSED: f64 = 4.0;
 /// Epochs that are looked ahead at most.
 const MOST_EPOCHS: u32 = 64;
 /// Rows of a read that are told, about.
-const MOST_ROWS: usize = 8_192;
+pub const MOST_ROWS: usize = 8_192;
+/// Bytes of one read, and no more than half of what caches may hold.
+const MOST_BYTES: usize = 16 << 20;
 
 /// See the module. Of one table of an operator in one task. Instants are microseconds.
 pub struct RangeAhead {
@@ -164,7 +166,8 @@ impl RangeAhead {
 
     fn read(&mut self, from: i64, to: i64, mut reading: Reading) {
         let bytes = Arc::clone(&self.ahead);
-        let most = bytes.load(Ordering::Relaxed) + self.env.options.cache_bytes as u64 / 2;
+        let most = MOST_BYTES.min(self.env.options.cache_bytes / 2) as u64;
+        let most = bytes.load(Ordering::Relaxed) + most;
         let work = async move {
             let (mut found, mut rows) = (Vec::new(), 0);
             loop {
@@ -215,9 +218,21 @@ impl RangeAhead {
         let answer = answer.ok().and_then(Result::ok);
         match &answer {
             Some(answer) if answer.is_whole => self.cover(from, to),
-            _ => counted.dropped.add(1),
+            _ => {
+                counted.dropped.add(1);
+                self.asked = self.asked.min(from);
+            }
         }
         answer.map_or(Vec::new(), |answer| answer.found)
+    }
+
+    /// Gives up a read that is under way: it keeps an old version of the table alive. Its range may be asked for again.
+    pub fn give_up(&mut self) {
+        if let Some(RangeRead { from, .. }) = self.reading.take() {
+            self.charge();
+            self.asked = self.asked.min(from);
+            self.env.metrics.lookahead.dropped.add(1);
+        }
     }
 
     /// Bytes that were read ahead since the last time.
@@ -260,7 +275,10 @@ impl RangeAhead {
             // What it has not asked for yet is no longer needed, or asked for again.
             self.reading = None;
             self.charge();
-            self.asked = to;
+        }
+        // What was asked for ahead is no longer there, or was not all of it: it is asked for again.
+        if is_overtaken || matches!(outcome, Outcome::Unused | Outcome::Missed) {
+            (self.asked, self.complete) = (to, to);
         }
         self.asked = self.asked.max(to);
         self.complete = self.complete.max(to);

@@ -33,6 +33,15 @@ impl Task {
         }
     }
 
+    /// Has operators give up reads ahead of watermarks: while the task waits for memory nothing drives them on.
+    pub(super) fn give_up_expected(&mut self) {
+        for PlanNode { kind, .. } in &mut self.nodes {
+            if let Kind::Operator(op) = kind {
+                op.give_up_expected();
+            }
+        }
+    }
+
     /// Tells operators what watermarks are likely to come, as far as they want to know.
     pub(super) fn expect(&mut self, marks: &WatermarkSet) -> Result<(), ExecError> {
         self.outlook.pass(marks);

@@ -336,6 +336,9 @@ impl Task {
         let mut ahead: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let mut inputs: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
         let tight = self.governor.is_tight();
+        if tight {
+            self.give_up_expected();
+        }
         for (i, slot) in self.nodes.iter_mut().enumerate() {
             if slot.ancestors.iter().any(|&a| full[a]) {
                 continue;

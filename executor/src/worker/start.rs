@@ -162,7 +162,8 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         changelogs: Arc::clone(&shared.changelogs),
         ties: Arc::clone(&shared.ties),
     };
-    let sequencer = Sequencer::new(&start.relation, &store, &start.version, common, limits)?;
+    let StartJob { relation, generation, version, .. } = &start;
+    let sequencer = Sequencer::new(relation, &store, *generation, version, common, limits)?;
     let last = Epoch(start.version.epoch);
     shared.changelogs.open(id, last);
     let sequencer = Arc::new(sequencer);

@@ -19,7 +19,8 @@ use super::stages::Port;
 use super::{Inside, NodeId};
 use crate::{BufferMode, JobGraph, Join, JoinKind, Lookup, Node, Operator};
 
-/// Ways that are followed from one port: enough for every query that is written by hand.
+/// Ways that are followed from one port: enough for every query that is written by hand. Those that end inside the job
+/// are counted for themselves.
 const MAX_WAYS: usize = 16;
 /// Nodes that are visited from one port.
 const MAX_VISITS: usize = 1000;
@@ -49,6 +50,12 @@ pub enum End {
     Join(NodeId, usize),
     /// Rows inside the job bring the key.
     Inside(Inside),
+}
+
+impl End {
+    fn is_inside(self) -> bool {
+        matches!(self, End::Inside(_))
+    }
 }
 
 /// What is wanted of a node's rows.
@@ -158,7 +165,7 @@ impl Walker<'_> {
     /// Goes on at a node whose rows are wanted.
     fn visit(&mut self, at: NodeId, wanted: Wanted, above: Trail) {
         self.visits += 1;
-        if self.visits > MAX_VISITS || self.found.len() >= MAX_WAYS {
+        if self.visits > MAX_VISITS || self.count(false) >= MAX_WAYS {
             return;
         }
         let graph = self.graph;
@@ -215,9 +222,14 @@ impl Walker<'_> {
     }
 
     fn add(&mut self, way: Way) {
-        if self.found.len() < MAX_WAYS {
+        if self.count(way.end.is_inside()) < MAX_WAYS {
             self.found.push(way);
         }
+    }
+
+    /// How many ways were found that end inside the job, or that do not.
+    fn count(&self, inside: bool) -> usize {
+        self.found.iter().filter(|way| way.end.is_inside() == inside).count()
     }
 
     /// Goes on at a node without an input: a leaf, or an exchange.

@@ -134,7 +134,7 @@ impl Sequencer {
     /// A statement's rows with their keys, which are not looked up yet. Those that look ahead are told of them.
     pub(in crate::dml) fn key_rows(&self, statement: &DmlStatement) -> Result<KeyRows, DmlError> {
         let keyed = Keyed::new(&self.layout, statement.delta.clone()).map_err(failed)?;
-        // A fresh row id cannot exist.
+        // A row id that was given to a new row is no other row's, whatever has happened since.
         let fresh = !self.primary_key
             && statement.kind == DmlKind::Insert { on_conflict: InsertConflict::Error };
         let distinct = keyed.distinct().map_err(failed)?;

@@ -50,6 +50,9 @@ use state::{State, Statements};
 /// Name of the counter that holds the next hidden row id.
 const ROW_ID_COUNTER: &str = "next_row_id";
 
+/// Row ids of one generation of a table's job: so many that it never comes to the next one's.
+const ROW_IDS_OF_GENERATION: i64 = 1 << 40;
+
 /// Counters that say how far a sink's changes are in the table begin with this; the sink's id follows.
 pub const SINK_COUNTER: &str = "sink.";
 
@@ -114,6 +117,7 @@ impl Sequencer {
     pub fn new(
         relation: &Relation,
         store: &Arc<JobStore>,
+        generation: Generation,
         version: &JobVersion,
         common: Common,
         limits: Limits,
@@ -125,6 +129,7 @@ impl Sequencer {
         }
         let writer = store.writer(TableId(relation.first_table_id))?;
         let next = version.counters.get(ROW_ID_COUNTER).copied().unwrap_or(1);
+        let next = first_row_id(generation, next);
         Ok(Sequencer {
             job: millrace_common::RelationId(relation.id),
             generation: Generation(version.generation),
@@ -160,7 +165,7 @@ impl Sequencer {
             recent: Arc::default(),
             batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
-            next_row_id: AtomicI64::new(i64::try_from(next).unwrap_or(i64::MAX)),
+            next_row_id: AtomicI64::new(next),
         })
     }
 
@@ -192,8 +197,7 @@ impl Sequencer {
         &self.times_of_arrival
     }
 
-    /// `n` row ids that no committed row has. Ids of rows that are committed are below the counter
-    /// that is committed with them.
+    /// `n` row ids that no row has, nor one that is on its way: see `first_row_id`.
     pub fn allocate_row_ids(&self, n: u64) -> i64 {
         self.next_row_id.fetch_add(n as i64, Ordering::Relaxed)
     }
@@ -231,6 +235,15 @@ impl Sequencer {
     pub fn is_busy(&self) -> bool {
         self.state.try_lock().is_none()
     }
+}
+
+/// The first row id of a generation. It gives none that an earlier one has given: those of rows that are committed are
+/// below the counter that is committed with them, and others, whose rows may enter later or never, are of the earlier
+/// generation's own. So a row id that has been given is new whenever its row enters, and whoever runs the table then.
+fn first_row_id(generation: Generation, committed: u64) -> i64 {
+    let own = i64::try_from(generation.0).ok();
+    let own = own.and_then(|generation| generation.checked_mul(ROW_IDS_OF_GENERATION));
+    i64::try_from(committed).unwrap_or(i64::MAX).max(own.unwrap_or(0))
 }
 
 fn times_of_arrival(relation: &Relation) -> Vec<usize> {

@@ -326,7 +326,42 @@ async fn a_read_that_takes_too_long_is_given_up() {
     assert!((Duration::from_secs(2)..Duration::from_secs(3)).contains(&took), "{took:?}");
     assert_eq!(held.told().dropped, 1);
     held.sim.release_reads();
-    assert_eq!(held.barrier(end(1)).await.0, windows[1]);
+    held.foresee(end(1));
+    held.read_ahead().await;
+    assert_eq!(held.barrier(end(1)).await, (windows[1].clone(), 0), "it was asked for again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_read_that_is_given_up_while_memory_is_tight_is_asked_for_again() {
+    let (mut held, windows) = windows(3, ExecOptions::default(), vec![]).await;
+    held.barrier(end(0)).await;
+    held.store.cache().clear_memory();
+    held.foresee(end(1));
+    assert!(held.op.is_prefetching());
+    held.op.give_up_expected();
+    assert!(!held.op.is_prefetching());
+    held.foresee(end(1));
+    held.read_ahead().await;
+    assert_eq!(held.barrier(end(1)).await, (windows[1].clone(), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_foreseen_too_far_is_read_ahead_again_once_it_has_left_memory() {
+    let (mut held, windows) = windows(6, ExecOptions::default(), vec![]).await;
+    held.barrier(end(0)).await;
+    held.store.cache().clear_memory();
+    // As after a jump of the watermark.
+    held.foresee(end(4));
+    held.read_ahead().await;
+    held.store.cache().clear_memory();
+    assert!(held.barrier(end(1)).await.1 > 0);
+    for (window, expected) in windows.iter().enumerate().skip(2) {
+        held.store.cache().clear_memory();
+        held.foresee(end(window));
+        held.read_ahead().await;
+        assert_eq!(held.barrier(end(window)).await, (expected.clone(), 0), "window {window}");
+    }
+    assert_eq!((held.told().unused, held.told().in_time), (1, 4));
 }
 
 #[tokio::test(start_paused = true)]

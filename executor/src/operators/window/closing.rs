@@ -33,6 +33,7 @@ use crate::operators::event_time_buffer::{position, read_range};
 use crate::operators::ordered::Ranked;
 use crate::state::arena::new_batch;
 use crate::state::keys::{ChunkKeys, KeyReader, append_storage_key};
+use crate::state::range_ahead::MOST_ROWS;
 use crate::state::{KeyTable, RangeAhead, Slot, StateTable};
 
 /// See the module.
@@ -113,19 +114,21 @@ impl Closing {
         ahead.expect(*done, value.saturating_add(1), ask)
     }
 
-    /// The groups of times that were read ahead, as hints of rows that come when the watermark does.
+    /// The groups of times that were read ahead, as hints of rows that come when the watermark does; of so many at most.
     pub fn hints(&mut self, found: &Found) -> Vec<Hint> {
-        let groups = &found.values.columns()[1..];
-        let times = found.values.column(0).as_primitive_opt::<TimestampMicrosecondType>();
+        let rows = found.values.num_rows().min(MOST_ROWS);
+        let values = found.values.slice(0, rows);
+        let groups = &values.columns()[1..];
+        let times = values.column(0).as_primitive_opt::<TimestampMicrosecondType>();
         let Some(last) = times.and_then(arrow::compute::max) else { return Vec::new() };
         let due = Due::default();
         let hint = |at: usize| {
-            let count = HINT_KEYS.min(found.values.num_rows() - at);
+            let count = HINT_KEYS.min(rows - at);
             let columns = groups.iter().map(|column| column.slice(at, count)).collect();
             let (times, due) = (HintTimes::None, due.clone());
             Hint { node: 0, port: 0, columns, times, due, carried: None }
         };
-        let starts = (0..found.values.num_rows()).step_by(HINT_KEYS);
+        let starts = (0..rows).step_by(HINT_KEYS);
         let hints = starts.filter(|_| !groups.is_empty()).map(hint).collect();
         self.announced.push((last, due));
         hints

@@ -425,6 +425,12 @@ impl Operator for WindowOperator {
         self.announce(found)
     }
 
+    fn give_up_expected(&mut self) {
+        if let Some(closing) = &mut self.closing {
+            closing.ahead().give_up();
+        }
+    }
+
     fn is_prefetching(&self) -> bool {
         self.state.is_prefetching() || self.closing.as_ref().is_some_and(Closing::is_reading)
     }

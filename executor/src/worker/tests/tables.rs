@@ -12,6 +12,19 @@ fn small_loads() -> ExecOptions {
     ExecOptions { load_bytes: 64, ..ExecOptions::default() }
 }
 
+impl Cluster {
+    /// `CREATE TABLE (v BIGINT)`: its first column are row ids.
+    async fn table_without_key(&self, id: u32) -> JobId {
+        let mut relation = relation(id, RelationKind::Table);
+        relation.key = vec![0];
+        relation.distribution = vec![0];
+        let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
+        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
+        self.start(id).await.unwrap();
+        id
+    }
+}
+
 const CHANGE: DmlKind = DmlKind::Change;
 const NEW_ROWS: LoadKind = LoadKind::Insert { on_conflict: InsertConflict::Error };
 
@@ -267,6 +280,30 @@ async fn row_ids_of_committed_rows_are_never_given_again() {
     c.insert(t, [(first, 0)]).await;
     c.start(t).await.unwrap();
     assert!(c.worker.allocate_row_ids(t, 1).await.unwrap() > first + 10);
+}
+
+/// Rows that were given ids before a restart of their table, and enter after it beside others.
+#[tokio::test]
+async fn row_ids_that_were_given_before_a_restart_are_not_given_again() {
+    let c = Cluster::new(small_loads()).await;
+    let t = c.table_without_key(1).await;
+    let v = c.view(2, t, copy_of(t), 1).await;
+    c.catch_up(v).await;
+    let given = c.worker.allocate_row_ids(t, 10).await.unwrap();
+    let rows: Vec<Row> = (given..given + 10).map(|id| (id, 1, 1)).collect();
+    let id = StatementId { frontend: 2, number: 1 };
+    let mut load = c.worker.begin_load(t, id, NEW_ROWS).await.unwrap();
+    load.append(delta(&rows)).await.unwrap();
+    assert!(load.has_spilled());
+    c.start(t).await.unwrap();
+    c.start(v).await.unwrap();
+    let next = c.worker.allocate_row_ids(t, 10).await.unwrap();
+    c.insert(t, (next..next + 10).map(|id| (id, 2))).await;
+    assert_eq!(load.finish(&EntryFlag::default()).await.unwrap().rows_affected, 10);
+    c.follow(v, t).await;
+    let rows = c.rows(t).await;
+    assert_eq!((rows.len(), c.version(t).row_count), (20, 20));
+    assert_eq!(c.rows(v).await, rows);
 }
 
 /// Until a cut that a statement has asked for waits for the turn, which the test holds.

@@ -123,6 +123,24 @@ fn the_place_is_as_near_as_rows_wait_for_state_behind_it() {
 }
 
 #[test]
+fn many_ways_that_end_inside_leave_room_for_those_of_leaves() {
+    let mut plan = Plan::new();
+    let mut branches = Vec::new();
+    for _ in 0..20 {
+        let leaf = plan.leaf("a b");
+        let counted = plan.group(leaf, &[0]);
+        branches.push(plan.top(counted, &[0]));
+    }
+    let last = plan.leaf("a n");
+    branches.push(last);
+    let fields = Arc::clone(plan.schema(last));
+    let all = plan.add(Operator::Union(Union), &branches, fields);
+    let grouped = plan.group(all, &[1]);
+    let found = plan.found_at(grouped);
+    assert!(found.contains(&format!("{grouped}.0 of {last}: key (n@1)")), "{found:?}");
+}
+
+#[test]
 fn what_a_join_cannot_chain_is_known_behind_it() {
     let plan = |width: usize| {
         let mut plan = Plan::new();
