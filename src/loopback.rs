@@ -117,6 +117,7 @@ impl Roles {
             routes: Arc::new(Here(TableProcess { incarnation, dml: Arc::new(dml) })),
             env: env.clone(),
             settings: BTreeMap::new(),
+            lease: None,
         }));
         let beating = Beating {
             leader: Arc::clone(&leader),

@@ -20,11 +20,11 @@ use async_trait::async_trait;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
 use millrace_executor::error_sink::ErrorSink;
-use millrace_meta::LogFollower;
 use millrace_meta::cluster::{COMPUTE_WAIT, has_role};
 use millrace_meta::processes::Process;
 use millrace_meta::settings::Settings;
 use millrace_meta::state::{JobRecord, MetaState};
+use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{
     CompactionReport, JobReports, MetaControl, ProcessReport, ProcessUsage, SourceReport,
@@ -59,6 +59,8 @@ pub struct RemoteOptions {
     pub env: EnvHandle,
     /// Settings of the cluster that the command line gives, beside those that the log has.
     pub settings: BTreeMap<String, String>,
+    /// For how long others keep what is read here; `None`: the leader is in this process.
+    pub lease: Option<Arc<ReadLease>>,
 }
 
 /// See the module.
@@ -69,6 +71,7 @@ pub struct RemoteCluster {
     routes: Arc<dyn TableRoutes>,
     env: EnvHandle,
     settings: BTreeMap<String, String>,
+    lease: Option<Arc<ReadLease>>,
     /// The catalog as sessions see it, of this version of the folded one.
     catalog: Mutex<Option<(u64, Arc<CatalogSnapshot>)>>,
     /// How jobs, sources and processes were when the leader was last asked.
@@ -119,9 +122,9 @@ impl std::fmt::Debug for RemoteCluster {
 
 impl RemoteCluster {
     pub fn new(options: RemoteOptions) -> RemoteCluster {
-        let RemoteOptions { log, versions, meta, routes, env, settings } = options;
+        let RemoteOptions { log, versions, meta, routes, env, settings, lease } = options;
         let (catalog, reports) = (Mutex::default(), Mutex::default());
-        RemoteCluster { log, versions, meta, routes, env, settings, catalog, reports }
+        RemoteCluster { log, versions, meta, routes, env, settings, lease, catalog, reports }
     }
 
     /// The settings of the cluster as this process knows them.

@@ -154,6 +154,7 @@ impl Server {
             routes: Arc::new(One(dml, self.meta.incarnation())),
             env,
             settings: BTreeMap::new(),
+            lease: None,
         });
         Sessions::new(Arc::new(cluster), incarnation)
     }

@@ -1,9 +1,11 @@
-//! The heartbeat of a process: once a second it tells the leader that it is there, how far it is and what it reads.
+//! The heartbeat of a process: once a second it tells the leader that it is there, how far it is and what it reads. Where
+//! the leader does not answer, the log is asked whether the process has been fenced.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::EnvHandle;
+use millrace_meta::{LeaseError, ReadLease};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::remote::{Admission, RemoteMeta};
@@ -23,6 +25,8 @@ const NAMES: usize = 1_000;
 /// What a process tells of itself beside its incarnation; the number is the leader's last record, as it said last.
 pub type Told = Box<dyn Fn(u64) -> Heartbeat + Send + Sync>;
 
+/// How long the log may take to tell whether the process has been fenced.
+const LOG_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the leader is told for that the process ends.
 const LEAVING: Duration = Duration::from_secs(2);
 
@@ -30,7 +34,7 @@ const LEAVING: Duration = Duration::from_secs(2);
 pub struct Beat {
     meta: Arc<RemoteMeta>,
     incarnation: u64,
-    _task: AbortOnDropHandle<()>,
+    tasks: [AbortOnDropHandle<()>; 2],
     /// For as long as the process beats, and until it has left.
     _search: Arc<AbortOnDropHandle<()>>,
 }
@@ -50,21 +54,24 @@ impl Beat {
             admission: Arc::clone(&link.admission),
             incarnation: link.incarnation,
             env: link.env.clone(),
+            lease: Arc::clone(&link.lease),
             given_up,
             told,
             lookups,
             usage,
-            ending,
+            ending: ending.clone(),
         };
-        let task = AbortOnDropHandle::new(tokio::spawn(beating.run()));
+        let watched = watch(Arc::clone(&link.lease), ending);
+        let tasks = [tokio::spawn(beating.run()), tokio::spawn(watched)];
+        let tasks = tasks.map(AbortOnDropHandle::new);
         let (meta, search) = (Arc::clone(&link.meta), Arc::clone(&link.search));
-        Beat { meta, incarnation: link.incarnation, _task: task, _search: search }
+        Beat { meta, incarnation: link.incarnation, tasks, _search: search }
     }
 
     /// The process ends: the leader need not wait until it is lost.
     pub async fn leave(self) {
-        let Beat { meta, incarnation, _task: task, _search: search } = self;
-        drop(task);
+        let Beat { meta, incarnation, tasks, _search: search } = self;
+        drop(tasks);
         let heartbeat = Heartbeat { incarnation, leaving: true, ..Heartbeat::default() };
         match tokio::time::timeout(LEAVING, meta.beat(heartbeat)).await {
             Ok(Ok(_) | Err(CallError::Fenced { .. })) => {}
@@ -75,11 +82,25 @@ impl Beat {
     }
 }
 
+/// Ends the process if the log has fenced it, although no leader tells it.
+async fn watch(lease: Arc<ReadLease>, ending: Ending) {
+    let mut ticks = tokio::time::interval(PERIOD);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(error @ LeaseError::Fenced { .. }) = lease.check(LOG_PATIENCE).await {
+            ending.end(error.to_string());
+            return;
+        }
+    }
+}
+
 struct Beating {
     meta: Arc<RemoteMeta>,
     admission: Arc<Admission>,
     incarnation: u64,
     env: EnvHandle,
+    lease: Arc<ReadLease>,
     given_up: Arc<GivenUp>,
     told: Told,
     lookups: Lookups,
@@ -105,6 +126,7 @@ impl Beating {
                 ..(self.told)(record)
             };
             let leader = self.meta.peer().address();
+            let began = self.env.since_boot();
             let answer = tokio::select! {
                 biased;
                 answer = self.meta.beat(heartbeat) => answer,
@@ -119,6 +141,7 @@ impl Beating {
             match answer {
                 Ok(at) => {
                     self.admission.hear_leader();
+                    self.lease.renew(began);
                     record = at;
                     is_lost = false;
                 }

@@ -105,6 +105,7 @@ impl FrontendProcess {
             routes: Arc::new(Routes::new(Arc::clone(&log), link.clone())),
             env: overrides.env.clone(),
             settings: Default::default(),
+            lease: Some(Arc::clone(&link.lease)),
         });
         let apart = overrides.threads == Threads::Apart;
         let settings = FrontendConfig {

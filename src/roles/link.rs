@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::EnvHandle;
-use millrace_meta::LogFollower;
+use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{ProcessRole, RegisterProcess};
@@ -33,6 +33,8 @@ pub struct Link {
     pub meta: Arc<RemoteMeta>,
     pub incarnation: u64,
     pub env: EnvHandle,
+    /// For how long others keep what the process reads.
+    pub lease: Arc<ReadLease>,
     /// Has calls go to whoever leads, until the last one that has it drops it.
     pub search: Arc<AbortOnDropHandle<()>>,
 }
@@ -60,7 +62,8 @@ impl Link {
         };
         let remote = RemoteMeta::new(peer.clone());
         let mut attempts = 0;
-        let (leader, incarnation) = loop {
+        let (leader, incarnation, began) = loop {
+            let began = env.since_boot();
             let registered = async {
                 let Some(leader) = search.look().await? else {
                     let (leader, term) = (admission.leader(), admission.term());
@@ -76,7 +79,7 @@ impl Link {
                 }
             };
             match registered.await {
-                Ok(registered) => break registered,
+                Ok((leader, incarnation)) => break (leader, incarnation, began),
                 Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
                 Err(error) => {
                     if attempts % TOLD_EVERY == 0 {
@@ -97,7 +100,8 @@ impl Link {
         info!(incarnation, leader = leader.address, "registered");
         let search = Arc::new(AbortOnDropHandle::new(tokio::spawn(search.run(leader))));
         let (meta, env) = (Arc::new(remote), env.clone());
-        Ok(Link { identity, admission, meta, incarnation, env, search })
+        let lease = Arc::new(ReadLease::new(Arc::clone(log), env.clone(), incarnation, began));
+        Ok(Link { identity, admission, meta, incarnation, env, lease, search })
     }
 
     /// The process at an address, of this incarnation only.

@@ -9,6 +9,7 @@ mod bad_starts;
 mod compactors;
 mod console;
 mod ctl;
+mod leases;
 mod metas;
 mod missing;
 mod nemesis;

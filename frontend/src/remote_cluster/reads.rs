@@ -1,7 +1,8 @@
 //! Reads of committed state: the versions that the log names, through the followers of their jobs.
 //!
 //! A read that was too slow finds an object of its version gone: then a newer version has taken its place, which holds
-//! the same content at the read's epoch. The log is followed further, and the read goes on where it was.
+//! the same content at the read's epoch. The log is followed further, and the read goes on where it was, unless the log
+//! has fenced this process.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use millrace_common::{
 };
 use millrace_executor::ExecError;
 use millrace_executor::worker::rows_table;
-use millrace_meta::LogFollower;
+use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::catalog::Relation;
 use millrace_storage::{FollowedJob, FollowedVersion, Snapshot, StorageError, VersionFollower};
 use tokio::time::{Instant, timeout_at};
@@ -45,6 +46,7 @@ impl RemoteCluster {
             log: Arc::clone(&self.log),
             versions: Arc::clone(&self.versions),
             env: self.env.clone(),
+            lease: self.lease.clone(),
             relation: relation.clone(),
             epoch,
             patience: self.read_deadline(Duration::ZERO).saturating_duration_since(self.env.now()),
@@ -60,6 +62,7 @@ struct Shared {
     log: Arc<LogFollower>,
     versions: Arc<VersionFollower>,
     env: EnvHandle,
+    lease: Option<Arc<ReadLease>>,
     relation: Relation,
     epoch: Epoch,
     /// For how long a version is looked for whose objects are there.
@@ -135,9 +138,13 @@ impl Reader {
         }
     }
 
-    /// The newest version of the job that is known here.
+    /// The newest version of the job that is known here. A process that may have been fenced asks the log first: what it
+    /// reads is not kept for it any more.
     async fn job(&self, deadline: &mut Option<Instant>) -> Result<Arc<FollowedJob>, SqlError> {
-        let Shared { log, versions, relation, .. } = self.0.as_ref();
+        let Shared { log, versions, lease, relation, patience, .. } = self.0.as_ref();
+        if let Some(lease) = lease {
+            lease.check(*patience).await?;
+        }
         let id = RelationId(relation.id);
         let rows = rows_table(relation).map_err(ExecError::into_sql)?;
         loop {

@@ -17,6 +17,7 @@ mod isolation;
 mod log;
 mod many_jobs;
 mod processes;
+mod read_lease;
 mod reads;
 mod rebuild;
 pub mod simulation;
