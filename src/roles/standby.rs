@@ -16,7 +16,7 @@ use millrace_rpc::remote::{Admission, Identity};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::claim::{CUT_OFF, Heard, LOST, Silence, claims};
+use super::claim::{Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use crate::leadership::Leadership;
 use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
@@ -38,15 +38,6 @@ struct Leader {
     address: String,
     /// A server that runs all roles.
     is_standalone: bool,
-}
-
-/// How a leader answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Leads,
-    /// The object store does not take its records.
-    CutOff,
-    Silent,
 }
 
 /// The newest process that may lead and is not fenced.
@@ -145,8 +136,7 @@ impl Standby {
 
     /// Asks once. The log's last record, if the lead is to be claimed after it.
     async fn look(&mut self) -> Result<Option<u64>, SqlError> {
-        let answer = self.ask_leader().await;
-        if answer == Answer::Leads {
+        if self.hears_leader().await {
             self.silence.hear(Instant::now());
             self.vacant_since = None;
             if self.caught_up.elapsed() >= CATCH_UP {
@@ -166,7 +156,6 @@ impl Standby {
         let noted = self.silence.note(number, now);
         let mut heard = Heard {
             is_vacant: leader.is_none(),
-            is_cut_off: answer == Answer::CutOff,
             silence: noted,
             penalty: self.penalty,
             ..Heard::default()
@@ -197,27 +186,28 @@ impl Standby {
     }
 
     /// Whether the leader that the log has answers, as the one that it is there.
-    async fn ask_leader(&self) -> Answer {
+    async fn hears_leader(&self) -> bool {
         let Some(leader) = self.log.read(leader) else {
             self.admission.follow("");
-            return Answer::Silent;
+            return false;
         };
         if leader.is_standalone {
             // It leads no cluster: there is nobody to be followed.
             self.admission.follow("");
-            return match identification::is_there(&leader.address, leader.nonce, ANSWER).await {
-                true => Answer::Leads,
-                false => Answer::Silent,
-            };
+            return identification::is_there(&leader.address, leader.nonce, ANSWER).await;
         }
-        let Ok(said) = self.asker.ask(&leader.address).await else { return Answer::Silent };
-        self.admission.raise_term(said.term);
-        if said.incarnation != leader.incarnation {
-            return Answer::Silent;
+        let is_there = match self.asker.ask(&leader.address).await {
+            Ok(said) => {
+                self.admission.raise_term(said.term);
+                said.incarnation == leader.incarnation
+            }
+            Err(_) => false,
+        };
+        if is_there {
+            self.admission.follow(&leader.address);
+            self.admission.hear_leader();
         }
-        self.admission.follow(&leader.address);
-        self.admission.hear_leader();
-        if said.log_wait < CUT_OFF { Answer::Leads } else { Answer::CutOff }
+        is_there
     }
 
     /// Asks the processes that have registered how long they have not heard of a leader.
