@@ -227,7 +227,7 @@ impl MemoryGovernor {
         self.resident.store(0, Ordering::Relaxed);
         let beyond = resident.saturating_sub(live);
         let most = self.limit / 10 * 9;
-        let heap = (self.limit / 20 * 24).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
+        let heap = (self.limit / 20 * 22).saturating_sub(beyond).clamp(self.limit / 5 * 2, most);
         self.heap.store(heap, Ordering::Relaxed);
     }
 
@@ -373,8 +373,8 @@ mod tests {
         let governor = MemoryGovernor::new(100 << 20);
         governor.observe(60 << 20, Some(50 << 20));
         assert_eq!(governor.cache_room() >> 20, 90);
-        // Of 120 MB in all, 75 are not heap.
-        governor.observe(95 << 20, Some(20 << 20));
+        // Of 110 MB in all, 65 are not heap.
+        governor.observe(85 << 20, Some(20 << 20));
         assert_eq!(governor.cache_room() >> 20, 45);
         // However much that is, the heap keeps a part.
         governor.observe(300 << 20, Some(20 << 20));
