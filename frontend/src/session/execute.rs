@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arrow::array::ArrayRef;
+use futures::FutureExt;
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::bind::locate;
@@ -104,7 +105,8 @@ impl Session {
         match sql {
             Sql::Query(query) if with_changes_rows(query) => {
                 self.check_writable("a write")?;
-                let result = Box::pin(dml::with::execute(self, query)).await;
+                // Of a type that is not looked into: what writes wait for is nested deeply.
+                let result = dml::with::execute(self, query).boxed().await;
                 self.notice_late();
                 result
             }
@@ -112,7 +114,9 @@ impl Session {
                 Some(settings) => Ok(Outcome::Rows(self.set_configs(settings)?)),
                 None => Ok(Outcome::Rows(self.query(query).await?)),
             },
-            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => self.execute_write(sql).await,
+            Sql::Insert(_) | Sql::Update(_) | Sql::Delete(_) => {
+                self.execute_write(sql).boxed().await
+            }
             Sql::Copy { .. } => copy::plan(self, sql, parsed).await,
             Sql::StartTransaction { modes, .. } => Ok(Outcome::Command(self.begin(modes)?)),
             Sql::Commit { chain, .. } => self.execute_commit(*chain).await,
