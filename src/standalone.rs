@@ -280,6 +280,20 @@ impl Standalone {
 
     /// Ends sessions and jobs. Nothing durable needs it: a kill loses nothing either.
     pub async fn shutdown(mut self) {
+        self.end().await;
+        if let Some(runtimes) = self.runtimes.take() {
+            runtimes.leave();
+        }
+    }
+
+    /// As [`Standalone::shutdown`], and what is still under way on threads of its own ends: for a process that starts
+    /// many servers one after another.
+    pub async fn shutdown_with_threads(mut self) {
+        self.end().await;
+        drop(self.runtimes.take());
+    }
+
+    async fn end(&mut self) {
         self.shutdown.cancel();
         if let Ok(Err(e)) = (&mut self.serving).await {
             tracing::warn!(error = %e, "the frontend ended with an error");
@@ -293,9 +307,6 @@ impl Standalone {
         self.meta.shutdown().await;
         if let Err(e) = self.store.close().await {
             tracing::warn!(error = %e, "the cache was not closed cleanly");
-        }
-        if let Some(runtimes) = self.runtimes.take() {
-            runtimes.leave();
         }
     }
 }

@@ -227,7 +227,7 @@ impl Running {
     /// Stops the server; its directory.
     pub async fn stop(self) -> TempDir {
         drop(self.client);
-        self.server.shutdown().await;
+        self.server.shutdown_with_threads().await;
         self.dir
     }
 

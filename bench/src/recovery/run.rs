@@ -72,8 +72,10 @@ impl Cluster {
     /// Kills the view's owner, inserts a row, and waits until another process has given it out; that one is the owner
     /// then. `traced`: its requests are printed.
     pub async fn lose_owner(&mut self, traced: bool) -> Result<Recovery, String> {
+        self.leave_tails().await?;
         let standby = self.start_standby().await?;
         self.settle().await?;
+        self.check_tails()?;
         let key = u64::from(self.started) * STRIDE % self.keys;
         let metadata = self.metadata_bytes();
         let blocks = blocks_read(&standby)?;
