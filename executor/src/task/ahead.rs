@@ -1,6 +1,9 @@
 //! What a task tells its operators ahead of rows and barriers.
 
-use super::{Kind, PlanNode, Task};
+use futures::FutureExt;
+use futures::future::{BoxFuture, select_all};
+
+use super::{Event, Kind, PlanNode, Task};
 use crate::error::ExecError;
 use crate::lookahead::Hint;
 use crate::watermark::WatermarkSet;
@@ -30,6 +33,46 @@ impl Task {
                 metrics.lookahead.dropped.add(hint.count() as u64);
                 Ok(())
             }
+        }
+    }
+
+    /// Lets a node go on at a barrier until nothing in it waits for state, which takes as long as the slowest read of the
+    /// epoch. Hints of the epochs after it are taken meanwhile, and what they ask for is read: their lead is this time.
+    pub(super) async fn drain_at_barrier(&mut self, node: usize) -> Result<(), ExecError> {
+        while self.is_pending(node) {
+            self.relieve(node).await?;
+            match self.read_or_hint(node).await? {
+                Event::Hint(hint) => self.hint(&hint)?,
+                Event::Progress(read) => {
+                    self.pass_on(read)?;
+                    self.flush().await?;
+                }
+                _ => return Err(ExecError::internal("a barrier was passed by what came after it")),
+            }
+            self.yield_if_due().await;
+        }
+        Ok(())
+    }
+
+    /// Waits for state of a node, for what others read ahead, and for hints. Of the others none that has rows waiting is
+    /// asked: their output has to wait for its turn.
+    async fn read_or_hint(&mut self, node: usize) -> Result<Event, ExecError> {
+        let mut reads: Vec<BoxFuture<'_, Result<Event, ExecError>>> = Vec::new();
+        for (i, slot) in self.nodes.iter_mut().enumerate() {
+            let Kind::Operator(op) = &mut slot.kind else { continue };
+            if i == node || op.is_prefetching() && !op.is_pending() {
+                let progress = op.progress(&mut slot.out);
+                reads.push(async move { progress.await.map(|()| Event::Progress(i)) }.boxed());
+            }
+        }
+        if reads.is_empty() {
+            return Err(ExecError::internal("a task has nothing to wait for"));
+        }
+        tokio::select! {
+            biased;
+            event = select_all(reads) => event.0,
+            // Without walkers there is nothing to wait for.
+            Some(hint) = self.hints.recv() => Ok(Event::Hint(hint)),
         }
     }
 

@@ -525,7 +525,7 @@ impl Task {
         barrier: &Barrier,
         marks: &WatermarkSet,
     ) -> Result<(), ExecError> {
-        self.drain(node).await?;
+        self.drain_at_barrier(node).await?;
         let slot = &mut self.nodes[node];
         let Kind::Operator(op) = &mut slot.kind else { return Ok(()) };
         for (port, columns) in slot.inputs.iter().enumerate() {

@@ -18,9 +18,8 @@ const STATEMENTS: i64 = 64;
 const FIRST: i64 = 4;
 const ROUNDS: i64 = 12;
 
-/// Requests for the state of a view over a table, by rows and ahead of them, whose caches keep next to nothing. Each
-/// statement of a round begins a while after the one before.
-async fn requests(lookahead: LookaheadMode, apart: Duration) -> (u64, u64) {
+/// A table with values, and a view over it whose state is in runs. Its caches keep next to nothing.
+async fn flushed(lookahead: LookaheadMode) -> (Cluster, JobId, JobId) {
     let exec = ExecOptions { cache_bytes: 64 << 10, lookahead, ..ExecOptions::default() };
     let c = Cluster::over(Profile::INSTANT, exec, |s| s.block_bytes = Some(4_096)).await;
     let t = c.table(1).await;
@@ -29,6 +28,13 @@ async fn requests(lookahead: LookaheadMode, apart: Duration) -> (u64, u64) {
     c.catch_up(v).await;
     let edit = c.store.job(v).unwrap().flush().await.unwrap();
     Meta(Arc::clone(&c.meta)).commit_edit(v, Generation(1), edit).await.unwrap();
+    (c, t, v)
+}
+
+/// Requests for the state of a view over a table, by rows and ahead of them, whose caches keep next to nothing. Each
+/// statement of a round begins a while after the one before.
+async fn requests(lookahead: LookaheadMode, apart: Duration) -> (u64, u64) {
+    let (c, t, v) = flushed(lookahead).await;
     c.sim.set_profile(STEADY);
     let mut before = (0, 0);
     for round in 0..FIRST + ROUNDS {
@@ -89,4 +95,34 @@ async fn hints_that_come_during_a_read_take_one_request() {
     let rows = (ROUNDS * STATEMENTS) as u64;
     println!("{ahead} requests ahead of {rows} rows, {late} for rows");
     assert!(ahead >= ROUNDS as u64 && late + ahead <= rows / 4, "{late} + {ahead} for {rows}");
+}
+
+/// A barrier waits for the slowest read of its epoch. What is to come meanwhile is read then, and not after it.
+#[tokio::test(start_paused = true)]
+async fn hints_are_taken_while_a_barrier_waits_for_a_read() {
+    let wait = Duration::from_secs(1);
+    let (c, t, v) = flushed(LookaheadMode::Entry).await;
+    let row = |id: i64, value: i64| [(VALUES + id, value, 1)];
+    for round in 0..FIRST {
+        tokio::time::sleep(wait).await;
+        c.store.cache().clear_memory();
+        c.dml(t, &row(round, round * 977), INSERT).await.unwrap();
+        c.follow(v, t).await;
+    }
+    tokio::time::sleep(wait).await;
+    c.store.cache().clear_memory();
+    c.sim.hang_reads(Some("data/"));
+    c.dml(t, &row(FIRST, 1), INSERT).await.unwrap();
+    let mut waiting = std::pin::pin!(c.follow(v, t));
+    assert!(tokio::time::timeout(wait, &mut waiting).await.is_err(), "its row waits for a read");
+    let before = c.lookahead(v);
+    c.dml(t, &row(FIRST + 1, VALUES / 2), INSERT).await.unwrap();
+    assert!(tokio::time::timeout(wait, &mut waiting).await.is_err(), "it still waits");
+    let after = c.lookahead(v);
+    assert!(after.hinted > before.hinted, "{before:?} {after:?}");
+    assert!(after.prefetched > before.prefetched, "{before:?} {after:?}");
+    c.sim.release_reads();
+    waiting.await;
+    c.follow(v, t).await;
+    assert_eq!(c.rows(v).await, counts(&c.rows(t).await));
 }
