@@ -17,8 +17,12 @@ scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/packages" "$scratch/root"
 cd "$scratch/packages"
-# apt leaves its sandbox where it cannot write, with a warning.
-apt-get download -qq "$@" 2>/dev/null
+# apt leaves its sandbox where it cannot write, with a warning: what it says matters only where it fails.
+if ! apt-get download -qq "$@" 2>"$scratch/errors"; then
+  cat "$scratch/errors" >&2
+  echo "package-image.sh: $tag is not made: apt-get cannot download its packages; does \`apt-get update\` help?" >&2
+  exit 1
+fi
 for package in *.deb; do
   dpkg-deb --extract "$package" "$scratch/root"
 done
