@@ -199,3 +199,13 @@ async fn each_role_is_killed_and_started_again() {
         println!("{service}: killed, started, written and read after {:?}", killed.elapsed());
     }
 }
+
+/// Two builds of one name at a time fail, where the second finds that the first has made it.
+#[test]
+fn one_service_builds_each_image() {
+    for (file, images) in [("docker-compose.yml", 2), ("docker/standalone.yml", 1)] {
+        let text = monitoring::read(file);
+        let builds = text.lines().filter(|line| line.trim_start().starts_with("build:"));
+        assert_eq!(builds.count(), images, "{file}");
+    }
+}

@@ -20,7 +20,8 @@ const WIDTH: u64 = 24;
 /// What an expression consists of beside metrics, labels and numbers.
 const WORDS: [&str; 8] = ["by", "count", "increase", "or", "rate", "sum", "vector", "without"];
 
-fn read(path: &str) -> String {
+/// A file of the repository.
+pub fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
