@@ -117,7 +117,7 @@ pub struct Options {
     #[arg(long, env = "MILLRACE_INLINE_SIZE", value_name = "SIZE", help_heading = "Tuning")]
     pub inline_size: Option<String>,
 
-    /// Commits of a job after which its rows are written as runs, however small [default: 1000]
+    /// Commits of a job after which its rows are written as runs, however small [default: 500]
     #[arg(long, env = "MILLRACE_FLUSH_COMMITS", value_name = "N", help_heading = "Tuning")]
     pub flush_commits: Option<usize>,
 
@@ -650,12 +650,12 @@ pub fn size(name: &'static str, text: &str) -> Result<usize, ConfigError> {
     Ok((number * factor) as usize)
 }
 
-/// `250ms`, `1s`, `1.5s`, `1min`.
+/// `250us`, `250ms`, `1s`, `1.5s`, `1min`, `1h`, `2d`; a number alone is of milliseconds.
 pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError> {
     let bad = || ConfigError::Invalid {
         name,
         value: text.to_string(),
-        expected: "a duration such as 250ms or 1s",
+        expected: "a duration such as 250ms, 1s, 10min or 1h",
     };
     let lower = text.trim().to_ascii_lowercase();
     let digits = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
@@ -665,6 +665,8 @@ pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError>
         "ms" | "" => number / 1e3,
         "s" => number,
         "min" => number * 60.0,
+        "h" => number * 3_600.0,
+        "d" => number * 86_400.0,
         _ => return Err(bad()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| bad())
@@ -672,6 +674,8 @@ pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError>
 
 #[cfg(test)]
 mod tests {
+    use millrace_storage::TailLimits;
+
     use super::*;
 
     #[test]
@@ -683,7 +687,31 @@ mod tests {
         assert!(size("x", "").is_err());
         assert_eq!(duration("x", "250ms").unwrap(), Duration::from_millis(250));
         assert_eq!(duration("x", "1.5s").unwrap(), Duration::from_millis(1_500));
+        assert_eq!(duration("x", "0.5min").unwrap(), Duration::from_secs(30));
+        assert_eq!(duration("x", "1h").unwrap(), Duration::from_secs(3_600));
+        assert_eq!(duration("x", "1.5 D").unwrap(), Duration::from_secs(36 * 3_600));
         assert!(duration("x", "-1s").is_err());
+        assert!(duration("x", "1y").is_err() && duration("x", "h").is_err());
+    }
+
+    /// The help states them in the form in which they can be given.
+    #[test]
+    fn defaults_of_the_tail_are_those_that_the_help_states() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            _options: Options,
+        }
+        let command = <Line as clap::CommandFactory>::command();
+        let stated = |id: &str| {
+            let flag = command.get_arguments().find(|arg| arg.get_id().as_str() == id).unwrap();
+            let help = flag.get_help().unwrap().to_string();
+            let (_, default) = help.rsplit_once("[default: ").unwrap();
+            default.trim_end_matches(']').to_owned()
+        };
+        let tail = TailLimits::default();
+        assert_eq!(stated("flush_commits"), tail.slices.to_string());
+        assert_eq!(duration("--flush-age", &stated("flush_age")).unwrap(), tail.age);
     }
 
     #[test]
