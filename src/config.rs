@@ -390,20 +390,27 @@ const GIB: usize = 1 << 30;
 /// Below this nothing works well enough to be worth starting.
 const MIN_MEMORY: usize = 64_000_000;
 
-/// Where others reach a process: a host, and the port that they call.
-fn advertised(text: String) -> Result<String, ConfigError> {
+/// An address at which a process can be called: a host, and a port that is not 0. `expected` completes the error.
+pub(crate) fn callable(
+    name: &'static str,
+    text: String,
+    expected: &'static str,
+) -> Result<String, ConfigError> {
     let (host, port) = text.rsplit_once(':').unwrap_or_default();
     let is_nowhere = |ip: IpAddr| ip.is_unspecified();
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let is_bad = host.is_empty() || host.parse().is_ok_and(is_nowhere);
     match port.parse::<u16>() {
         Ok(port) if port > 0 && !is_bad => Ok(text),
-        _ => Err(ConfigError::Invalid {
-            name: "--advertise",
-            value: text,
-            expected: "the host and the port at which other processes reach this one, as 10.0.0.2:4571",
-        }),
+        _ => Err(ConfigError::Invalid { name, value: text, expected }),
     }
+}
+
+/// Where others reach this process.
+fn advertised(text: String) -> Result<String, ConfigError> {
+    let expected =
+        "the host and the port at which other processes reach this one, as 10.0.0.2:4571";
+    callable("--advertise", text, expected)
 }
 
 impl Options {

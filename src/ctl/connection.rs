@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::CtlOptions;
 use crate::config::ConfigError;
 use crate::roles::leader::Asker;
-use crate::roles::{ClusterFlags, tls};
+use crate::roles::{ClusterFlags, meta_addresses, tls};
 use crate::standalone::described;
 
 /// How long it is waited for somebody to lead: longer than another process takes to begin.
@@ -27,7 +27,9 @@ pub struct Connection {
 impl Connection {
     /// Finds the leader among the meta processes that were named, and those that they name. An error says why not.
     pub async fn open(options: &CtlOptions) -> Result<Connection, String> {
-        if options.meta.is_empty() {
+        let asked = meta_addresses(&options.meta).map_err(|e| e.to_string())?;
+        let asked: BTreeSet<String> = asked.into_iter().collect();
+        if asked.is_empty() {
             let name = "--meta";
             let why = "the addresses of the meta processes, of which one leads";
             return Err(ConfigError::Missing { name, why }.to_string());
@@ -43,7 +45,6 @@ impl Connection {
         let tls = files.map_err(|e| e.to_string())?;
         let identity = Arc::new(Identity::follower().with_tls(tls));
         let asker = Asker::new(Arc::clone(&identity));
-        let asked: BTreeSet<String> = options.meta.iter().map(|m| m.trim().to_owned()).collect();
         let deadline = Instant::now() + PATIENCE;
         loop {
             let metas = ask_all(&asker, &asked).await.map_err(|e| nobody(&asked, e))?;

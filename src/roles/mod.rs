@@ -43,6 +43,7 @@ pub use self::compactor::CompactorProcess;
 pub use self::compute::ComputeProcess;
 pub use self::frontend::FrontendProcess;
 pub use self::meta::MetaProcess;
+pub(crate) use self::options::meta_addresses;
 pub use self::options::{Auth, ClusterFlags, ClusterOptions, Role, RoleConfig, RpcTlsFiles};
 use crate::config::Config;
 use crate::listen::{bind, is_local};

@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, ValueEnum};
 use serde::Deserialize;
 
-use crate::config::{Config, ConfigError, Options, parsed, read_file};
+use crate::config::{Config, ConfigError, Options, callable, parsed, read_file};
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +162,13 @@ impl ClusterFlags {
     }
 }
 
+/// The addresses that --meta names. Commas may have blanks or nothing beside them.
+pub(crate) fn meta_addresses(given: &[String]) -> Result<Vec<String>, ConfigError> {
+    let expected = "the host and the port of each meta process, as 10.0.0.1:4570,10.0.0.5:4570";
+    let named = given.iter().map(|address| address.trim()).filter(|address| !address.is_empty());
+    named.map(|address| callable("--meta", address.to_owned(), expected)).collect()
+}
+
 /// The config file: flags of all processes, and those of a cluster's.
 fn read_cluster_file(path: &Path) -> Result<(Options, ClusterFlags), ConfigError> {
     let mut file: toml::Table = parsed(path, toml::from_str(&read_file(path)?))?;
@@ -211,7 +218,7 @@ impl ClusterOptions {
                 why: "the processes of a cluster share one: file:///path or s3://bucket/prefix",
             });
         }
-        let metas: Vec<String> = meta.iter().map(|m| m.trim().to_owned()).collect();
+        let metas = meta_addresses(&meta)?;
         if role != Role::Meta && metas.is_empty() {
             return Err(ConfigError::Missing {
                 name: "--meta",
@@ -263,6 +270,21 @@ mod tests {
             assert_eq!(several.clone().resolve(role).unwrap().metas, ["a:1", "b:1"]);
         }
         assert!(given(&[]).resolve(Role::Meta).unwrap().metas.is_empty());
+    }
+
+    #[test]
+    fn meta_processes_are_named_by_host_and_port() {
+        for role in [Role::Meta, Role::Frontend, Role::Compute, Role::Compactor] {
+            for bad in ["10.0.0.1", "meta-1:", ":4570", "meta-1:port", "m:0", "0.0.0.0:4570"] {
+                let error = given(&["a:1", bad]).resolve(role).unwrap_err().to_string();
+                let value = format!("invalid value for --meta: \"{bad}\" (expected the host");
+                assert!(error.starts_with(&value), "{error}");
+            }
+            let sparse = given(&["a:1", "", " [::1]:2 ", " "]).resolve(role).unwrap();
+            assert_eq!(sparse.metas, ["a:1", "[::1]:2"]);
+        }
+        let error = given(&[""]).resolve(Role::Compute).unwrap_err().to_string();
+        assert!(error.starts_with("--meta is missing"), "{error}");
     }
 
     #[test]
