@@ -50,6 +50,14 @@ fn leader(state: &MetaState) -> Option<Leader> {
     Some(Leader { incarnation: *incarnation, nonce, address, is_standalone })
 }
 
+/// Whether the leader must be dead: it had this data directory, or the address `here` of this process, where nobody else
+/// can listen. Where a process was deposed, the address proves nothing: another one may have been given the same by
+/// mistake, and the two would depose each other for ever.
+fn is_dead(leader: &Leader, here: &str, own: &Leadership) -> bool {
+    let was_here = leader.address == here && !here.is_empty();
+    own.proves_dead(leader.nonce) || (was_here && own.penalty().is_zero())
+}
+
 /// The processes that register with a leader and take calls: incarnation and address.
 fn voters(state: &MetaState) -> Vec<(u64, String)> {
     let takes_calls = |role| matches!(role, ProcessRole::Compute | ProcessRole::Compactor);
@@ -100,13 +108,10 @@ impl Standby {
         }
     }
 
-    /// The log's last record, if this process need not look for a leader: nobody leads, or the one that did is dead. It
-    /// had this data directory, or this address, where nobody else can listen.
+    /// The log's last record, if this process need not look for a leader: nobody leads, or the one that did is dead.
     pub fn claims_at_once(&self, own: &Leadership) -> Option<u64> {
         let (leader, number) = self.log.read(|state| (leader(state), state.number));
-        let is_dead = leader.is_none_or(|leader| {
-            own.proves_dead(leader.nonce) || (leader.address == self.own && !self.own.is_empty())
-        });
+        let is_dead = leader.is_none_or(|leader| is_dead(&leader, &self.own, own));
         is_dead.then_some(number)
     }
 
@@ -223,5 +228,33 @@ impl Standby {
     async fn rank(&self) -> usize {
         let there = self.asker.ask_all(&self.metas).await.unwrap_or_default();
         there.iter().filter(|(address, said)| !said.leads && **address < self.own).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_deposed_does_not_take_its_own_address_for_a_proof() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut own = Leadership::read(dir.path());
+        let leader = |nonce, address: &str| Leader {
+            incarnation: 3,
+            nonce,
+            address: address.to_owned(),
+            is_standalone: false,
+        };
+        assert!(is_dead(&leader(7, "meta:4570"), "meta:4570", &own), "nobody else can be there");
+        assert!(!is_dead(&leader(7, "other:4570"), "meta:4570", &own));
+        assert!(!is_dead(&leader(7, ""), "", &own), "no address is nobody's");
+
+        own.lead(5);
+        own.was_deposed();
+        assert!(!is_dead(&leader(7, "meta:4570"), "meta:4570", &own), "it may have deposed it");
+        assert!(is_dead(&leader(5, "other:4570"), "meta:4570", &own), "the directory was locked");
+
+        own.has_led_long();
+        assert!(is_dead(&leader(7, "meta:4570"), "meta:4570", &own));
     }
 }
