@@ -84,6 +84,11 @@ pub enum StartError {
     )]
     InsecureRpc { address: String },
     #[error(
+        "{address} is all addresses of this machine, and none at which other processes reach this one; give --advertise \
+         HOST:PORT, or one address of the machine as --listen"
+    )]
+    NotAdvertised { address: String },
+    #[error(
         "cannot secure calls between processes: {reason}; check --rpc-tls-cert, --rpc-tls-key, --rpc-tls-ca and \
          --advertise"
     )]

@@ -73,15 +73,27 @@ impl Ground {
         let Config { data_dir, listen, .. } = &config.process;
         let lock = lock(data_dir)?;
         let (listener, address) = bind(listen).await?;
-        let advertised = config.process.advertise.clone().unwrap_or_else(|| address.to_string());
-        let advertised = Contact { tls: tls::load(config, &advertised)?, address: advertised };
         let takes_calls = config.role != Role::Frontend;
-        let is_secured = advertised.tls.is_some() || config.insecure_rpc;
+        let is_secured = config.rpc_tls.is_some() || config.insecure_rpc;
         if takes_calls && !is_secured && !is_local(&[Some(address)]) {
             return Err(StartError::InsecureRpc { address: address.to_string() });
         }
+        let reached = reached_at(config, address)?;
+        let advertised = Contact { tls: tls::load(config, &reached)?, address: reached };
         let (object_store, requests): OpenedStore = open_store(&config.process, overrides)?;
         Ok(Ground { object_store, listener, address, advertised, requests, lock })
+    }
+}
+
+/// Where others reach a process that listens at this address. Of a process that listens at all addresses of its machine
+/// nothing is guessed: others may reach it at some of them only, and its certificate and the leader's log name one.
+fn reached_at(config: &RoleConfig, listens: SocketAddr) -> Result<String, StartError> {
+    match &config.process.advertise {
+        Some(advertised) => Ok(advertised.clone()),
+        None if listens.ip().to_canonical().is_unspecified() => {
+            Err(StartError::NotAdvertised { address: listens.to_string() })
+        }
+        None => Ok(listens.to_string()),
     }
 }
 
@@ -144,4 +156,35 @@ impl Ending {
 /// What a person is told of a call that a process cannot start without.
 fn refused(error: CallError) -> StartError {
     StartError::Meta(SqlError::from(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_listens_at_all_addresses_says_where_others_reach_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for role in [Role::Meta, Role::Frontend, Role::Compute, Role::Compactor] {
+            let reached = |listens: &str, advertise: Option<&str>| {
+                let advertise = advertise.map(str::to_owned);
+                let config = RoleConfig {
+                    role,
+                    process: Config { advertise, ..Config::embedded(dir.path()) },
+                    metas: Vec::new(),
+                    insecure_rpc: false,
+                    rpc_tls: None,
+                    auth: Auth::default(),
+                };
+                reached_at(&config, listens.parse().unwrap()).map_err(|e| e.to_string())
+            };
+            assert_eq!(reached("10.0.0.2:4571", None).unwrap(), "10.0.0.2:4571");
+            for all in ["0.0.0.0:4571", "[::]:4571", "[::ffff:0.0.0.0]:4571"] {
+                let error = reached(all, None).unwrap_err();
+                assert!(error.starts_with(all), "{error}");
+                assert!(error.contains("--advertise HOST:PORT"), "{error}");
+                assert_eq!(reached(all, Some("compute-1:4571")).unwrap(), "compute-1:4571");
+            }
+        }
+    }
 }
