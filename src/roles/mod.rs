@@ -70,6 +70,7 @@ struct Ground {
 
 impl Ground {
     async fn prepare(config: &RoleConfig, overrides: &Overrides) -> Result<Ground, StartError> {
+        tell_unheeded_password(config);
         let Config { data_dir, listen, .. } = &config.process;
         let lock = lock(data_dir)?;
         let (listener, address) = bind(listen).await?;
@@ -82,6 +83,16 @@ impl Ground {
         let advertised = Contact { tls: tls::load(config, &reached)?, address: reached };
         let (object_store, requests): OpenedStore = open_store(&config.process, overrides)?;
         Ok(Ground { object_store, listener, address, advertised, requests, lock })
+    }
+}
+
+/// One environment and one file may serve all processes, so that this is no error; but whoever gives the password to a
+/// frontend alone expects it to be set.
+fn tell_unheeded_password(config: &RoleConfig) {
+    if config.role != Role::Meta && config.process.access.root_password.is_some() {
+        tracing::warn!(
+            "MILLRACE_ROOT_PASSWORD, or root-password of the config file, has no meaning here: meta processes set it"
+        );
     }
 }
 

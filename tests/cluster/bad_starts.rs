@@ -181,4 +181,8 @@ async fn a_frontend_that_others_reach_asks_for_passwords_unless_it_trusts() {
     assert_eq!(lets_in(&asking.address, "shut").await, Err("28P01".to_owned()));
     assert_eq!(lets_in(&asking.address, "'open sesame'").await, Ok(()));
     assert_eq!(lets_in(&trusting.address, "shut").await, Ok(()));
+    let unheeded =
+        "MILLRACE_ROOT_PASSWORD, or root-password of the config file, has no meaning here";
+    assert!(asking.log().contains(unheeded), "{}", asking.log());
+    assert!(!meta.log().contains(unheeded), "{}", meta.log());
 }
