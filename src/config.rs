@@ -377,8 +377,8 @@ pub enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{name} is missing: {why}")]
     Missing { name: &'static str, why: &'static str },
-    #[error("--{flag} has no meaning for millrace {role}")]
-    Foreign { flag: String, role: &'static str },
+    #[error("--{flag} has no meaning for millrace {role}: it is for {whose}")]
+    Foreign { flag: String, role: &'static str, whose: &'static str },
     #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
     Invalid { name: &'static str, value: String, expected: &'static str },
 }

@@ -99,19 +99,68 @@ pub struct ClusterFlags {
 /// Names of the above in the config file.
 const CLUSTER_KEYS: [&str; 6] =
     ["meta", "insecure-rpc", "rpc-tls-cert", "rpc-tls-key", "rpc-tls-ca", "auth"];
-/// Flags about sessions of clients.
-const FRONTEND_FLAGS: [&str; 8] = [
-    "auth",
-    "tls_cert",
-    "tls_key",
-    "require_password",
-    "max_connections",
-    "max_pending_connections",
-    "authentication_timeout",
-    "allow_path",
+
+/// Flags that not every role heeds.
+struct Group {
+    /// As clap names them.
+    flags: &'static [&'static str],
+    roles: &'static [Role],
+    /// How an error names who heeds them.
+    whose: &'static str,
+}
+
+/// Every flag that is in none of these is heeded by all roles.
+const GROUPS: [Group; 5] = [
+    // About sessions of clients.
+    Group {
+        flags: &[
+            "auth",
+            "tls_cert",
+            "tls_key",
+            "require_password",
+            "max_connections",
+            "max_pending_connections",
+            "authentication_timeout",
+            "allow_path",
+        ],
+        roles: &[Role::Frontend],
+        whose: "millrace frontend",
+    },
+    // About the log, and what the leader says to all jobs.
+    Group {
+        flags: &[
+            "max_clock_skew",
+            "barrier_interval",
+            "parallelism",
+            "step_size",
+            "snapshot_records",
+            "gc_interval",
+        ],
+        roles: &[Role::Meta],
+        whose: "millrace meta",
+    },
+    // About what jobs write.
+    Group {
+        flags: &[
+            "flush_size",
+            "direct_run_size",
+            "inline_size",
+            "flush_commits",
+            "flush_age",
+            "tail_size",
+        ],
+        roles: &[Role::Compute],
+        whose: "millrace compute",
+    },
+    // About reads of runs, and where their blocks are kept.
+    Group {
+        flags: &["disk_cache", "disk_cache_admission", "min_reads", "max_reads", "hedge_reads"],
+        roles: &[Role::Frontend, Role::Compute, Role::Compactor],
+        whose: "millrace frontend, compute and compactor",
+    },
+    Group { flags: &["take_over", "loopback"], roles: &[], whose: "millrace standalone" },
 ];
-/// Of a server that runs all roles alone.
-const STANDALONE_FLAGS: [&str; 2] = ["take_over", "loopback"];
+
 /// Files that a process proves who it is with, and checks others by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RpcTlsFiles {
@@ -183,11 +232,14 @@ impl ClusterOptions {
     /// Refuses what was given on the command line and that this role would not heed. Environment and config file may be
     /// those of all processes.
     pub fn check_flags(role: Role, given: &ArgMatches) -> Result<(), ConfigError> {
-        let is_given = |flag: &&&str| given.value_source(flag) == Some(ValueSource::CommandLine);
-        let frontends = FRONTEND_FLAGS.iter().filter(|_| role != Role::Frontend);
-        match frontends.chain(&STANDALONE_FLAGS).find(is_given) {
-            Some(flag) => {
-                Err(ConfigError::Foreign { flag: flag.replace('_', "-"), role: role.name() })
+        let foreign = GROUPS.iter().filter(|group| !group.roles.contains(&role));
+        let mut foreign =
+            foreign.flat_map(|group| group.flags.iter().map(move |flag| (*flag, group.whose)));
+        let on_line = |id: &str| given.value_source(id) == Some(ValueSource::CommandLine);
+        match foreign.find(|(flag, _)| on_line(flag)) {
+            Some((flag, whose)) => {
+                let flag = flag.replace('_', "-");
+                Err(ConfigError::Foreign { flag, role: role.name(), whose })
             }
             None => Ok(()),
         }
@@ -241,6 +293,20 @@ impl ClusterOptions {
 mod tests {
     use super::*;
 
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: ClusterOptions,
+    }
+
+    const ROLES: &[Role] = &[Role::Meta, Role::Frontend, Role::Compute, Role::Compactor];
+
+    fn check(role: Role, line: &[&str]) -> Result<(), String> {
+        let line = [&"millrace"].into_iter().chain(line);
+        let given = <Line as clap::CommandFactory>::command().get_matches_from(line);
+        ClusterOptions::check_flags(role, &given).map_err(|e| e.to_string())
+    }
+
     fn given(meta: &[&str]) -> ClusterOptions {
         let process = Options { object_store: Some("file:///tmp/x".into()), ..Options::default() };
         let meta = meta.iter().map(|m| (*m).to_owned()).collect();
@@ -274,7 +340,7 @@ mod tests {
 
     #[test]
     fn meta_processes_are_named_by_host_and_port() {
-        for role in [Role::Meta, Role::Frontend, Role::Compute, Role::Compactor] {
+        for &role in ROLES {
             for bad in ["10.0.0.1", "meta-1:", ":4570", "meta-1:port", "m:0", "0.0.0.0:4570"] {
                 let error = given(&["a:1", bad]).resolve(role).unwrap_err().to_string();
                 let value = format!("invalid value for --meta: \"{bad}\" (expected the host");
@@ -324,11 +390,6 @@ mod tests {
 
     #[test]
     fn the_address_of_metrics_has_two_names() {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            options: ClusterOptions,
-        }
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("millrace.toml");
         std::fs::write(&path, "metrics-listen = \"127.0.0.1:7\"\n").unwrap();
@@ -360,22 +421,83 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_of_sessions_is_refused_where_there_are_none() {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            _options: ClusterOptions,
+    fn a_flag_that_a_role_would_not_heed_is_refused() {
+        use Role::{Compactor, Compute, Frontend, Meta};
+        let by_all = ["listen", "http", "metrics-listen", "advertise", "data-dir", "object-store"];
+        let by_all = by_all.map(|flag| (flag, ROLES, ""));
+        for (flag, heeded, whose) in [
+            ("memory-limit", ROLES, ""),
+            ("rpc-tls-ca", ROLES, ""),
+            ("config", ROLES, ""),
+            ("meta", ROLES, ""),
+            ("allow-path", &[Frontend], "millrace frontend"),
+            ("authentication-timeout", &[Frontend], "millrace frontend"),
+            ("max-clock-skew", &[Meta], "millrace meta"),
+            ("barrier-interval", &[Meta], "millrace meta"),
+            ("gc-interval", &[Meta], "millrace meta"),
+            ("flush-age", &[Compute], "millrace compute"),
+            (
+                "disk-cache",
+                &[Frontend, Compute, Compactor],
+                "millrace frontend, compute and compactor",
+            ),
+        ]
+        .into_iter()
+        .chain(by_all)
+        {
+            for &role in ROLES {
+                let said = check(role, &[&format!("--{flag}=1")]);
+                let refused = format!("--{flag} has no meaning for millrace {}: ", role.name());
+                match heeded.contains(&role) {
+                    true => assert_eq!(said, Ok(()), "{flag}"),
+                    false => assert_eq!(said, Err(format!("{refused}it is for {whose}"))),
+                }
+            }
         }
-        let check = |role, line: &[&str]| {
-            let given = <Line as clap::CommandFactory>::command().get_matches_from(line);
-            ClusterOptions::check_flags(role, &given).map_err(|e| e.to_string())
-        };
-        let line = ["millrace", "--auth", "trust"];
-        assert_eq!(check(Role::Frontend, &line), Ok(()));
-        let refused = Err("--auth has no meaning for millrace meta".to_owned());
-        assert_eq!(check(Role::Meta, &line), refused);
-        assert_eq!(check(Role::Compute, &["millrace", "--meta", "m:1"]), Ok(()));
-        let refused = Err("--take-over has no meaning for millrace frontend".to_owned());
-        assert_eq!(check(Role::Frontend, &["millrace", "--take-over"]), refused);
+        for &role in ROLES {
+            let refused = |flag: &str| {
+                let name = role.name();
+                Err(format!(
+                    "{flag} has no meaning for millrace {name}: it is for millrace standalone"
+                ))
+            };
+            assert_eq!(check(role, &["--take-over"]), refused("--take-over"));
+            assert_eq!(check(role, &["--loopback", "encode"]), refused("--loopback"));
+            assert_eq!(check(role, &["--insecure-rpc", "--log-format=json"]), Ok(()));
+            // What the command line does not have is heeded or not.
+            assert_eq!(check(role, &[]), Ok(()));
+        }
+        assert_eq!(check(Meta, &["--parallelism=2", "--step-size=1MB"]), Ok(()));
+        assert!(check(Compute, &["--listen=c:1", "--parallelism=2"]).is_err());
+        assert!(check(Compactor, &["--parallelism=2"]).is_err());
+    }
+
+    /// A flag that is added says here whose it is.
+    #[test]
+    fn every_flag_is_of_one_group_or_of_all_roles() {
+        const OF_ALL: [&str; 13] = [
+            "listen",
+            "http",
+            "advertise",
+            "data_dir",
+            "object_store",
+            "memory_limit",
+            "log_format",
+            "config",
+            "meta",
+            // Those of a frontend go to others unencrypted, too.
+            "insecure_rpc",
+            "rpc_tls_cert",
+            "rpc_tls_key",
+            "rpc_tls_ca",
+        ];
+        let groups = GROUPS.iter().flat_map(|group| group.flags);
+        let mut listed: Vec<&str> = groups.copied().chain(OF_ALL).collect();
+        listed.sort_unstable();
+        let command = <Line as clap::CommandFactory>::command();
+        let flags = command.get_arguments().map(|flag| flag.get_id().as_str());
+        let mut flags: Vec<&str> = flags.filter(|flag| *flag != "help").collect();
+        flags.sort_unstable();
+        assert_eq!(listed, flags);
     }
 }

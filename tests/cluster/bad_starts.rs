@@ -51,7 +51,8 @@ impl Failing {
 fn command(role: &str, dir: &Path, store: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command
-        .args([role, "--http=off", "--memory-limit=128MB", "--parallelism=1"])
+        .args([role, "--http=off", "--memory-limit=128MB"])
+        .env("MILLRACE_PARALLELISM", "1")
         .args(["--object-store", store, "--listen", "127.0.0.1:0"])
         .arg("--data-dir")
         .arg(dir.join(role));
@@ -163,7 +164,8 @@ async fn a_frontend_that_others_reach_asks_for_passwords_unless_it_trusts() {
     let begin = |name: &str, role: &str, listen: &str, arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
         command
-            .args([role, "--http=off", "--memory-limit=128MB", "--parallelism=1"])
+            .args([role, "--http=off", "--memory-limit=128MB"])
+            .env("MILLRACE_PARALLELISM", "1")
             .args(["--object-store", &store, "--listen", listen, "--meta", &meta_address])
             .arg("--data-dir")
             .arg(dir.path().join(name))

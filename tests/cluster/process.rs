@@ -20,15 +20,16 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 const BUCKET: &str = "cluster";
 /// The object store's name in a network.
 pub const OBJECT_STORE: &str = "object store";
-/// Small thresholds, so that a short run also flushes, compacts and collects garbage.
-const SMALL: &[&str] = &[
-    "--memory-limit=128MB",
-    "--disk-cache=0",
-    "--flush-size=16KB",
-    "--inline-size=256",
-    "--snapshot-records=32",
-    "--gc-interval=200ms",
-    "--parallelism=2",
+/// Small thresholds, so that a short run also flushes, compacts and collects garbage. In the environment, where each role
+/// takes what it heeds.
+const SMALL: [(&str, &str); 7] = [
+    ("MILLRACE_MEMORY_LIMIT", "128MB"),
+    ("MILLRACE_DISK_CACHE", "0"),
+    ("MILLRACE_FLUSH_SIZE", "16KB"),
+    ("MILLRACE_INLINE_SIZE", "256"),
+    ("MILLRACE_SNAPSHOT_RECORDS", "32"),
+    ("MILLRACE_GC_INTERVAL", "200ms"),
+    ("MILLRACE_PARALLELISM", "2"),
 ];
 
 /// A running child; killed when dropped.
@@ -282,7 +283,7 @@ impl Cluster {
             .args(["--object-store", &Cluster::store(prefix)])
             .arg("--data-dir")
             .arg(data_dir)
-            .args(SMALL);
+            .envs(SMALL);
         command
     }
 

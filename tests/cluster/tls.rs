@@ -14,7 +14,8 @@ fn file(name: &str) -> PathBuf {
 fn command(dir: &Path, name: &str, role: &str, files: Option<(&str, &str)>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command
-        .args([role, "--http=off", "--memory-limit=128MB", "--parallelism=1"])
+        .args([role, "--http=off", "--memory-limit=128MB"])
+        .env("MILLRACE_PARALLELISM", "1")
         .args(["--object-store", &format!("file://{}", dir.join("store").display())])
         .arg("--data-dir")
         .arg(dir.join(name));
@@ -115,6 +116,7 @@ fn certificates_that_cannot_be_used_are_an_error_at_start() {
         (fails("127.0.0.1:0", &["--rpc-tls-key", &path("process.key")]), "--rpc-tls-cert"),
         (fails("0.0.0.0:0", &[]), "--rpc-tls-cert"),
         (fails("127.0.0.1:0", &["--auth", "trust"]), "--auth has no meaning for millrace meta"),
+        (fails("0.0.0.0:0", &["--insecure-rpc"]), "--advertise"),
     ] {
         assert!(said.contains(expected), "{expected} in: {said}");
     }

@@ -155,7 +155,7 @@ impl Processes {
             let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
             let store = format!("file://{}", dir.join("store").display());
             command.args([role, "--object-store", &store, "--http", &http]);
-            command.args(["--memory-limit=128MB", "--parallelism=1", "--data-dir"]);
+            command.env("MILLRACE_PARALLELISM", "1").args(["--memory-limit=128MB", "--data-dir"]);
             command.arg(dir.join(role)).stdin(Stdio::null()).stdout(Stdio::null());
             match role {
                 "meta" => command.args(["--listen", &meta]),
