@@ -288,6 +288,13 @@ impl std::fmt::Debug for Password {
     }
 }
 
+/// The second name of MILLRACE_HTTP, as --metrics-listen is that of --http: clap takes one from the environment.
+pub fn metrics_listen_from_env() -> Option<String> {
+    let given = std::env::var_os("MILLRACE_METRICS_LISTEN")?;
+    // What is no UTF-8 is no address either, and refused as one.
+    Some(given.to_string_lossy().into_owned())
+}
+
 /// Where the HTTP port listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Http {
@@ -478,7 +485,7 @@ impl Options {
     pub(crate) fn completed_from(self, file: Options) -> Options {
         Options {
             listen: self.listen.or(file.listen),
-            http: self.http.or(file.http),
+            http: self.http.or_else(metrics_listen_from_env).or(file.http),
             advertise: self.advertise.or(file.advertise),
             take_over: self.take_over || file.take_over,
             max_clock_skew: self.max_clock_skew.or(file.max_clock_skew),

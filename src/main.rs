@@ -2,11 +2,13 @@
 
 mod allocator;
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use millrace::config::metrics_listen_from_env;
 use millrace::ctl::{self, CtlOptions};
 use millrace::roles::{
     ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
@@ -14,6 +16,7 @@ use millrace::roles::{
 };
 use millrace::{LogFormat, Options, Overrides, Standalone};
 use millrace_meta::backup::copy::{Purpose, Which};
+use tracing_subscriber::EnvFilter;
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -58,9 +61,16 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Health {
-    /// The server's HTTP port
-    #[arg(long, env = "MILLRACE_HTTP", value_name = "HOST:PORT", default_value = "127.0.0.1:5691")]
-    http: String,
+    /// The server's HTTP port [default: 127.0.0.1:5691]
+    #[arg(long, visible_alias = "metrics-listen", env = "MILLRACE_HTTP", value_name = "HOST:PORT")]
+    http: Option<String>,
+}
+
+impl Health {
+    fn address(self) -> String {
+        let given = self.http.or_else(metrics_listen_from_env);
+        given.unwrap_or_else(|| "127.0.0.1:5691".to_owned())
+    }
 }
 
 #[derive(clap::Args)]
@@ -118,7 +128,7 @@ fn main() -> ExitCode {
         Some(Command::Demo(demo)) => run_demo(demo, &given),
         Some(Command::Backup(backup)) => copy(&backup.object_store, &backup.to, Purpose::Keep),
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, Purpose::Run),
-        Some(Command::Health(health)) => millrace::health::check(&health.http),
+        Some(Command::Health(health)) => millrace::health::check(&health.address()),
         Some(Command::Ctl(options)) => run_ctl(options),
         None => run(cli.options, serve),
     };
@@ -151,8 +161,23 @@ fn log_format(cli: &Cli) -> LogFormat {
     }
 }
 
+/// What is logged: what MILLRACE_LOG says, or `level`. Where the former cannot be understood, why not.
+fn log_filter(given: Option<&OsStr>, level: &str) -> (EnvFilter, Option<String>) {
+    let Some(given) = given else { return (EnvFilter::new(level), None) };
+    let read = match given.to_str() {
+        Some(text) => EnvFilter::try_new(text).map_err(|e| e.to_string()),
+        None => Err("it is not UTF-8".to_owned()),
+    };
+    match read {
+        Ok(filter) => (filter, None),
+        Err(reason) => (EnvFilter::new(level), Some(reason)),
+    }
+}
+
 /// From here on the process has a log.
 fn begin_log(level: &str, format: LogFormat) {
+    let given = std::env::var_os("MILLRACE_LOG");
+    let (filter, unusable) = log_filter(given.as_deref(), level);
     let builder = tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(
@@ -160,10 +185,7 @@ fn begin_log(level: &str, format: LogFormat) {
         )
         // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
         .log_internal_errors(false)
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("MILLRACE_LOG")
-                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level)),
-        );
+        .with_env_filter(filter);
     match format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => {
@@ -171,6 +193,9 @@ fn begin_log(level: &str, format: LogFormat) {
             // What would be written beside the log is an entry of it.
             std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }
+    }
+    if let Some(reason) = unusable {
+        tracing::warn!(?given, reason, "MILLRACE_LOG cannot be understood: the level is {level}");
     }
 }
 
@@ -388,5 +413,22 @@ async fn stop_signal() {
             // Without a handler the kernel's default still ends the process.
             let _ = interrupt.await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_of_the_log_that_cannot_be_understood_is_told_of() {
+        let filtered = |given: Option<&str>| {
+            let (filter, unusable) = log_filter(given.map(OsStr::new), "warn");
+            (filter.to_string(), unusable.is_some())
+        };
+        assert_eq!(filtered(None), ("warn".to_owned(), false));
+        assert_eq!(filtered(Some("millrace_meta=loud")), ("warn".to_owned(), true));
+        let meta = "millrace_meta=debug";
+        assert_eq!(filtered(Some(meta)), (meta.to_owned(), false));
     }
 }

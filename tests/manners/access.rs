@@ -111,6 +111,27 @@ fn health_tells_by_its_exit_code() {
 }
 
 #[test]
+fn the_environment_has_two_names_for_the_http_port() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let begin = |env: &[(&str, &str)]| {
+        let env = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = ServerOptions {
+            data_dir: dir.path().join("data"),
+            args: Vec::new(),
+            env: env.collect(),
+        };
+        Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options).expect("it starts")
+    };
+    let second = ("MILLRACE_METRICS_LISTEN", "off");
+    assert_eq!(begin(&[second]).http, None);
+    let server = begin(&[second, ("MILLRACE_HTTP", "127.0.0.1:0")]);
+    let address = format!("127.0.0.1:{}", server.http.expect("the first name goes before"));
+    let mut health = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    health.arg("health").env_remove("MILLRACE_HTTP").env("MILLRACE_METRICS_LISTEN", address);
+    assert!(health.output().expect("it runs").status.success());
+}
+
+#[test]
 fn tls_is_served_from_files() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
