@@ -95,7 +95,7 @@ pub async fn run(args: &Args) -> Result<(), String> {
     let seconds = observe(args, &order, &running, &sessions).await?;
     reader.close().await?;
     drop(sessions);
-    running.stop().await;
+    running.discard().await?;
     print(&seconds)?;
     if let Some(directory) = &args.svg {
         draw(directory, args, &order, &seconds)?;

@@ -231,6 +231,18 @@ impl Running {
         self.dir
     }
 
+    /// Stops a server on a copy, whose objects go: tasks that a server leaves in this process may hold the bucket.
+    pub async fn discard(self) -> Result<(), String> {
+        let sim = self.sim.clone();
+        self.stop().await;
+        sim.set_profile(Profile::INSTANT);
+        let objects: Vec<_> = sim.list(None).try_collect().await.map_err(|e| e.to_string())?;
+        for object in objects {
+            sim.delete(&object.location).await.map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
     /// Of the result.
     pub fn view(&self) -> RelationId {
         self.relations.last().copied().unwrap_or_default()
