@@ -6,7 +6,8 @@
 //!
 //! - *Timestamp*: the one whose latest use lies furthest back in time, that is in event time where rows bring
 //!   it ([`Stamps`](super::stamps::Stamps)). A late row does not make an entry older, and one that is
-//!   needed at a later time may be stamped with it in advance: a stamp never goes back.
+//!   needed at a later time may be stamped with it in advance: a stamp never goes back, unless the entry was read ahead
+//!   and its rows have not come ([`KeyTable::expire`]).
 //! - *LRU*: the one whose latest use lies furthest back in the order of arrival.
 //! - *Clock*: the next around the ring that has not been used since the hand passed it.
 //!
@@ -68,7 +69,7 @@ pub struct KeyTable {
     vnodes: Vec<Vnode>,
     keys: Vec<KeyBytes>,
     flags: Vec<u8>,
-    /// When each was last used; of Clock: when the hand last passed it. Never lowered.
+    /// When each was last used; of Clock: when the hand last passed it. Lowered by [`KeyTable::expire`] only.
     stamps: Vec<u64>,
     /// Where each lies in the queue. Other entries of it in the queue are outdated.
     places: Vec<u64>,
@@ -203,6 +204,14 @@ impl KeyTable {
             _ => {}
         }
         self.set(slot, DUE, is);
+    }
+
+    /// An entry was read for rows that have not come: it leaves before all others, until it is used or expected again.
+    pub fn expire(&mut self, slot: Slot) {
+        let s = slot as usize;
+        self.flags[s] &= !REFERENCED;
+        self.stamps[s] = 0;
+        self.enqueue(slot);
     }
 
     fn bytes_of(&self, slot: Slot) -> usize {
@@ -433,8 +442,15 @@ impl KeyTable {
     }
 
     /// Removes entries in the policy's order, those that are due last, until at most `target` bytes are left or nothing
-    /// can go. `release` frees the operator's content and says whether there was any.
-    pub fn evict(&mut self, target: usize, mut release: impl FnMut(Slot) -> bool) -> usize {
+    /// can go. `content` is what the entries stand for: `epoch` says of it which epoch brings the rows of an entry that is
+    /// due, `release` frees it and says whether there was any.
+    pub fn evict<C>(
+        &mut self,
+        target: usize,
+        content: &mut C,
+        epoch: impl Fn(&C, Slot) -> u64,
+        mut release: impl FnMut(&mut C, Slot) -> bool,
+    ) -> usize {
         let mut evicted = 0;
         let (mut pinned, mut due) = (Vec::new(), Vec::new());
         let dirty = if is_planted("evicted-dirty-entry-read") { 0 } else { DIRTY };
@@ -460,15 +476,18 @@ impl KeyTable {
             } else if self.is_expected(slot) {
                 due.push(slot);
             } else {
-                self.evict_one(slot, &mut release);
+                self.evict_one(slot, content, &mut release);
                 evicted += 1;
             }
         }
-        // Of those that are due the most distant ones first.
+        // Of those that are due the most distant ones first: of the last epoch, and in it of the last time.
+        if self.bytes > target {
+            due.sort_by_cached_key(|&slot| epoch(&*content, slot));
+        }
         while self.bytes > target
             && let Some(slot) = due.pop()
         {
-            self.evict_one(slot, &mut release);
+            self.evict_one(slot, content, &mut release);
             evicted += 1;
         }
         for slot in pinned.into_iter().chain(due) {
@@ -477,8 +496,13 @@ impl KeyTable {
         evicted
     }
 
-    fn evict_one(&mut self, slot: Slot, release: &mut impl FnMut(Slot) -> bool) {
-        if release(slot) {
+    fn evict_one<C>(
+        &mut self,
+        slot: Slot,
+        content: &mut C,
+        release: &mut impl FnMut(&mut C, Slot) -> bool,
+    ) {
+        if release(content, slot) {
             self.complete = false;
         }
         self.remove(slot);

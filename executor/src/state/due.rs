@@ -20,8 +20,17 @@ pub struct DueMark {
     hint: u64,
     /// The entry was read ahead, and no row has used it; else it was in memory when the hint came.
     pub is_read: bool,
+    /// Rows have come for the entry since, though at inputs at which none were announced.
+    is_touched: bool,
     /// Inputs at which rows are expected, as bits.
     ports: u8,
+}
+
+impl DueMark {
+    /// The entry was read ahead, and no row at all has come for it.
+    pub fn is_in_vain(&self) -> bool {
+        self.is_read && !self.is_touched
+    }
 }
 
 /// What a row has made of a mark.
@@ -62,7 +71,7 @@ impl DueMarks {
         }
         self.number += 1;
         for &(slot, is_read) in &slots {
-            let none = DueMark { hint: 0, is_read: false, ports: 0 };
+            let none = DueMark { hint: 0, is_read: false, is_touched: false, ports: 0 };
             let mark = self.of.entry(slot).or_insert(none);
             if !is_later(&self.hints, mark.hint, due) {
                 mark.hint = self.number;
@@ -82,9 +91,19 @@ impl DueMarks {
         self.of.contains_key(&slot)
     }
 
+    /// The epoch that brings the rows of an entry. The last one: nobody knows; 0: no hint has announced any.
+    pub fn epoch(&self, slot: Slot) -> u64 {
+        let Some(mark) = self.of.get(&slot) else { return 0 };
+        hint_of(&self.hints, mark.hint).and_then(|hint| hint.due.epoch()).unwrap_or(u64::MAX)
+    }
+
     /// A row has come for an entry at an input. `None`: none was expected there.
     pub fn touch(&mut self, slot: Slot, port: usize) -> Option<Touched> {
-        let mark = self.of.get_mut(&slot).filter(|mark| mark.ports & 1 << port != 0)?;
+        let mark = self.of.get_mut(&slot)?;
+        mark.is_touched = true;
+        if mark.ports & 1 << port == 0 {
+            return None;
+        }
         mark.ports &= !(1 << port);
         let is_used = std::mem::take(&mut mark.is_read);
         let is_over = mark.ports == 0;
@@ -121,9 +140,12 @@ impl DueMarks {
 
 /// Whether a hint is known to be due after an epoch.
 fn is_later(hints: &VecDeque<DueHint>, hint: u64, due: &Due) -> bool {
-    let known = hints.binary_search_by_key(&hint, |h| h.number).ok().and_then(|i| hints.get(i));
-    let epochs = known.and_then(|h| h.due.epoch()).zip(due.epoch());
-    epochs.is_some_and(|(known, new)| known > new)
+    let known = hint_of(hints, hint).and_then(|h| h.due.epoch());
+    known.zip(due.epoch()).is_some_and(|(known, new)| known > new)
+}
+
+fn hint_of(hints: &VecDeque<DueHint>, number: u64) -> Option<&DueHint> {
+    hints.binary_search_by_key(&number, |h| h.number).ok().and_then(|i| hints.get(i))
 }
 
 #[cfg(test)]
@@ -162,6 +184,28 @@ mod tests {
         assert_eq!((marks.touch(1, 0), marks.has(1)), (None, true));
         assert_eq!(marks.touch(1, 1), touched(false, true), "it was used before");
         assert!(marks.is_empty());
+    }
+
+    #[test]
+    fn the_latest_epoch_says_how_distant_an_entry_is() {
+        let mut marks = DueMarks::default();
+        let unknown = Due::default();
+        marks.mark(&Due::at(20), 0, vec![(1, true), (2, true)]);
+        marks.mark(&Due::at(10), 0, vec![(2, true), (3, true)]);
+        marks.mark(&unknown, 0, vec![(4, true)]);
+        assert_eq!([1, 2, 3, 4, 5].map(|slot| marks.epoch(slot)), [20, 20, 10, u64::MAX, 0]);
+        unknown.resolve(15);
+        assert_eq!(marks.epoch(4), 15);
+    }
+
+    #[test]
+    fn an_entry_is_in_vain_if_no_row_has_come_at_any_input() {
+        let mut marks = DueMarks::default();
+        marks.mark(&Due::at(10), 0, vec![(1, true), (2, true), (3, false)]);
+        assert_eq!(marks.touch(2, 1), None);
+        let passed = marks.pass(10).into_iter();
+        let in_vain: Vec<_> = passed.map(|(slot, mark)| (slot, mark.is_in_vain())).collect();
+        assert_eq!(in_vain, [(1, true), (2, false), (3, false)]);
     }
 
     #[test]

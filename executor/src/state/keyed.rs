@@ -556,14 +556,16 @@ impl<E: Entries> KeyedState<E> {
             // Bytes by key do not count waste: the target is scaled by what is really held.
             None => (bytes as f64 * keep as f64 / held as f64) as usize,
         };
-        let KeyedState { entries, due, epoch_reads, env, .. } = self;
-        let evicted = self.keys.evict(target, |slot| {
+        let KeyedState { keys, entries, due, epoch_reads, env, .. } = &mut *self;
+        let epoch = |due: &DueMarks, slot: Slot| due.epoch(slot);
+        let release = |due: &mut DueMarks, slot: Slot| {
             if due.take(slot).is_some_and(|mark| mark.is_read) {
                 epoch_reads.unused += 1;
                 env.metrics.lookahead.unused.add(1);
             }
             entries.release(slot)
-        });
+        };
+        let evicted = keys.evict(target, due, epoch, release);
         self.debug_check(evicted * 16);
         self.entries.compact(&self.keys)?;
         let held = self.held();

@@ -298,6 +298,34 @@ pub(super) fn due_entries_leave_last() {
 }
 
 #[test]
+fn entries_read_in_vain_leave_before_older_ones() {
+    let _unplanted = PLANTED.read();
+    let table = held(0);
+    let options = ExecOptions { cache_bytes: 10_000, ..ExecOptions::default() };
+    let mut counter = Counter::new(&table, options);
+    for key in 0..5 {
+        counter.push(one(key));
+        counter.answer_demand(&table);
+    }
+    counter.hint_due(&(100..112).collect::<Vec<_>>(), &Due::at(2));
+    while table.answer_one(true, false) {
+        counter.progress();
+    }
+    counter.next_epoch(2);
+    assert_eq!(counter.counted().unused, 12);
+    let mut key = 200;
+    while !counter.state.is_over() {
+        counter.push(one(key));
+        counter.answer_demand(&table);
+        key += 1;
+        assert!(key < 1_000, "the cache is never full");
+    }
+    counter.make_room();
+    assert!((0..5).all(|key| counter.is_resident(key)), "they have been used");
+    assert!(!(100..112).all(|key| counter.is_resident(key)));
+}
+
+#[test]
 fn what_is_due_holds_half_of_the_cache() {
     let _unplanted = PLANTED.read();
     let table = held(0);

@@ -94,7 +94,11 @@ mod tests {
     fn entries_come_and_go() {
         let mut table = table();
         table.check_invariants().unwrap();
-        assert_eq!(table.evict(0, |_| true), 2, "the dirty and the fetched one stay");
+        assert_eq!(
+            table.evict(0, &mut (), |_, _| 0, |_, _| true),
+            2,
+            "the dirty and the fetched one stay"
+        );
         table.check_invariants().unwrap();
         table.take_dirty();
         table.find_or_insert(5, 0, b"e", 7);

@@ -20,6 +20,8 @@ struct Numbers {
     stamps: Stamps,
     table: KeyTable,
     names: HashMap<Slot, i64>,
+    /// Of entries that are due.
+    epochs: HashMap<Slot, u64>,
 }
 
 impl Numbers {
@@ -30,6 +32,7 @@ impl Numbers {
             stamps: Stamps::new(&[Some(1), None]),
             table: KeyTable::new(policy, false),
             names: HashMap::default(),
+            epochs: HashMap::default(),
         }
     }
 
@@ -59,12 +62,25 @@ impl Numbers {
 
     /// Evicts one entry.
     fn victim(&mut self) -> Option<i64> {
+        let (names, epochs) = (&self.names, &self.epochs);
         let mut gone = None;
-        self.table.evict(self.table.bytes().saturating_sub(1), |slot| {
-            gone = Some(self.names[&slot]);
+        let epoch = |_: &Option<i64>, slot: Slot| epochs.get(&slot).copied().unwrap_or(0);
+        let release = |gone: &mut Option<i64>, slot: Slot| {
+            *gone = Some(names[&slot]);
             true
-        });
+        };
+        self.table.evict(self.table.bytes().saturating_sub(1), &mut gone, epoch, release);
         gone
+    }
+
+    fn slot(&self, key: i64) -> Slot {
+        *self.names.iter().find(|(_, name)| **name == key).unwrap().0
+    }
+
+    fn expect(&mut self, key: i64, epoch: u64) {
+        let slot = self.slot(key);
+        self.table.set_due(slot, true);
+        self.epochs.insert(slot, epoch);
     }
 
     fn victims(&mut self) -> Vec<i64> {
@@ -131,6 +147,35 @@ fn a_slot_used_again_has_the_age_of_its_new_key() {
         cache.come(0, &[(3, again)]);
         assert_eq!(cache.names[&slot], 3);
         assert_eq!(cache.victims(), expected);
+    }
+}
+
+/// First what was read in vain; then the others by the policy; last what is due, the most distant epoch first, whatever
+/// the times are.
+#[test]
+fn what_was_read_in_vain_leaves_first_and_what_is_due_last() {
+    for policy in POLICIES {
+        let mut cache = Numbers::new(policy);
+        cache.come(0, &(1..8).map(|key| (key, key * HOUR_US)).collect::<Vec<_>>());
+        for (key, epoch) in [(1, 30), (4, 20), (2, 20), (3, 10)] {
+            cache.expect(key, epoch);
+        }
+        cache.table.expire(cache.slot(7));
+        cache.table.check_invariants().unwrap();
+        assert_eq!(cache.victims(), [7, 5, 6, 1, 4, 2, 3], "{policy:?}");
+        cache.table.check_invariants().unwrap();
+    }
+}
+
+#[test]
+fn an_entry_that_is_used_after_all_has_its_age_again() {
+    for policy in [Eviction::Timestamp, Eviction::Lru] {
+        let mut cache = Numbers::new(policy);
+        cache.come(0, &[(4, 0), (1, HOUR_US), (2, 2 * HOUR_US), (3, 3 * HOUR_US)]);
+        cache.table.expire(cache.slot(2));
+        cache.table.expire(cache.slot(3));
+        cache.come(0, &[(3, 3 * HOUR_US), (4, 4 * HOUR_US)]);
+        assert_eq!(cache.victims(), [2, 1, 3, 4], "{policy:?}");
     }
 }
 

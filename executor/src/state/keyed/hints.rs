@@ -425,6 +425,10 @@ impl<E: Entries> KeyedState<E> {
         self.prune_chains();
         for (slot, mark) in self.due.pass(epoch.0) {
             self.keys.set_due(slot, false);
+            if mark.is_in_vain() {
+                // The hint has stamped it as if it had been used.
+                self.keys.expire(slot);
+            }
             if self.is_collected(slot) {
                 self.give_up_collected(slot);
             } else if mark.is_read {
