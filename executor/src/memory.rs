@@ -26,11 +26,13 @@ use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 
 mod caches;
 mod precedence;
+mod tables;
 
 pub use self::caches::Cache;
 use self::caches::{CacheState, targets};
 pub use self::precedence::Place;
 use self::precedence::Precedence;
+pub use self::tables::TableRoom;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
@@ -90,6 +92,8 @@ pub struct MemoryGovernor {
     turns: Semaphore,
     /// Turns that have ended.
     turns_ended: AtomicU64,
+    /// Bytes of all tables: see [`MemoryGovernor::table_room`].
+    tables: AtomicUsize,
     precedence: Precedence,
 }
 
@@ -127,6 +131,7 @@ impl MemoryGovernor {
             released: Notify::new(),
             turns: Semaphore::new((limit / TURNS_PART / TURN_UNIT).max(1)),
             turns_ended: AtomicU64::new(0),
+            tables: AtomicUsize::new(0),
             precedence: Precedence::default(),
         })
     }

@@ -2,7 +2,8 @@
 //!
 //! Hints are wanted once rows have waited for reads, and as long as they would wait without hints: an epoch with
 //! reads of the store, made for rows or ahead of them in time, keeps them on for [`KEPT_EPOCHS`]. When too much of what
-//! was read ahead met no row, another place is taken to look at rows; if there is none, hints are off for a while.
+//! was read ahead met no row, another place is taken to look at rows; if there is none, hints are off for a while. So
+//! they are while there is no room in memory for the table of keys that need none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,9 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::choice::is_in_vain;
-use super::presence::Presence;
+use super::presence::{LEAST_PLACES, PLACE_BYTES, PLACES, Presence};
 use super::slack::{DECAY, Side};
-use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
+use crate::memory::{MemoryGovernor, TableRoom};
 
 /// Epochs without reads after which hints are no longer wanted.
 const KEPT_EPOCHS: u32 = 64;
@@ -117,8 +118,9 @@ pub struct EpochReads {
 /// Decides at barriers whether hints are wanted; of one operator in one task.
 pub struct Activation {
     shared: Arc<OperatorLookahead>,
+    governor: Arc<MemoryGovernor>,
     /// Of the presence table.
-    account: Reservation,
+    room: Option<TableRoom>,
     /// Epochs for which hints are still wanted, and for which they are not whatever is read.
     left: u32,
     off: u32,
@@ -141,7 +143,8 @@ impl Activation {
     ) -> Activation {
         Activation {
             shared: Arc::clone(shared),
-            account: governor.account(MemoryClass::Cache),
+            governor: Arc::clone(governor),
+            room: None,
             left: 0,
             off: 0,
             penalty: PENALTY_EPOCHS,
@@ -195,10 +198,25 @@ impl Activation {
     }
 
     fn switch(&mut self) -> Option<Arc<Presence>> {
-        let presence = self.is_active().then(|| Arc::new(Presence::default()));
-        self.account.set(presence.as_ref().map_or(0, |p| p.bytes()));
-        self.shared.set(presence.clone());
+        self.room = None;
+        let presence = if self.is_active() { self.table() } else { None };
+        if presence.is_none() {
+            // Of no room: the next epoch with reads asks again.
+            self.left = 0;
+        }
+        if presence.is_some() || self.shared.is_active() {
+            self.shared.set(presence.clone());
+        }
         presence
+    }
+
+    /// A table as large as there is room for, if there is any.
+    fn table(&mut self) -> Option<Arc<Presence>> {
+        let (most, least) = (PLACES * PLACE_BYTES, LEAST_PLACES * PLACE_BYTES);
+        let room = self.governor.table_room(most, least)?;
+        let presence = Presence::with_places(room.bytes() / PLACE_BYTES);
+        self.room = Some(room);
+        Some(Arc::new(presence))
     }
 
     /// Another place has other hints: what was counted before says nothing of it.
@@ -220,6 +238,7 @@ mod tests {
 
     use super::super::slack::Spot;
     use super::*;
+    use crate::memory::MemoryClass;
 
     fn activation() -> (Arc<OperatorLookahead>, Arc<MemoryGovernor>, Activation) {
         let shared = OperatorLookahead::new(&Arc::default());
@@ -250,6 +269,44 @@ mod tests {
         }
         assert!(!shared.is_active() && shared.presence().is_none());
         assert_eq!(governor.used(), 0);
+    }
+
+    #[test]
+    fn no_hints_are_wanted_while_memory_is_tight_and_some_are_later() {
+        let (shared, governor, mut activation) = activation();
+        let missed = EpochReads { missed: 1, ..EpochReads::default() };
+        let mut pinned = governor.account(MemoryClass::Statement);
+        pinned.set(1 << 30);
+        // An operator that starts behind its input would want them at once.
+        shared.set_behind();
+        assert!(activation.begin().is_some_and(|presence| presence.is_none()));
+        for _ in 0..3 {
+            activation.epoch(missed);
+            assert!(!shared.is_active() && !activation.is_active());
+        }
+        assert_eq!(governor.used_by(MemoryClass::Cache), 0);
+        drop(pinned);
+        assert!(activation.epoch(missed).flatten().is_some());
+        assert!(shared.is_active());
+    }
+
+    #[test]
+    fn tables_of_all_operators_take_a_small_part_of_the_limit() {
+        let governor = MemoryGovernor::new(16 << 20);
+        let mut active = 0;
+        let many: Vec<Activation> = (0..500)
+            .map(|_| {
+                let shared = OperatorLookahead::new(&Arc::default());
+                let mut activation = Activation::new(&shared, &governor, VALUE);
+                activation.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+                let bytes = shared.presence().map_or(0, |presence| presence.bytes());
+                assert_eq!(activation.room.as_ref().map_or(0, TableRoom::bytes), bytes);
+                active += usize::from(shared.is_active());
+                activation
+            })
+            .collect();
+        assert!((20..100).contains(&active), "{active} of {}", many.len());
+        assert!(governor.used() <= governor.limit() / 32);
     }
 
     #[test]

@@ -15,6 +15,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Places of a table: a power of two.
 pub const PLACES: usize = 1 << 16;
+/// Of a table that is made where there is room for no larger one: about as many keys as a small cache has.
+pub const LEAST_PLACES: usize = 1 << 10;
+/// Of one place.
+pub const PLACE_BYTES: usize = size_of::<AtomicU32>();
 /// An entry that was seen coming in this many of the last rounds is about to be used.
 const ROUNDS: u16 = 2;
 const MARK_BITS: u32 = 16;
@@ -32,12 +36,6 @@ pub struct Presence {
     round: AtomicU32,
 }
 
-impl Default for Presence {
-    fn default() -> Presence {
-        Presence::with_places(PLACES)
-    }
-}
-
 impl Presence {
     /// `places`: a power of two.
     pub fn with_places(places: usize) -> Presence {
@@ -47,7 +45,7 @@ impl Presence {
     }
 
     pub fn bytes(&self) -> usize {
-        self.places.len() * size_of::<AtomicU32>()
+        self.places.len() * PLACE_BYTES
     }
 
     fn place(&self, hash: u64) -> &AtomicU32 {
