@@ -4,6 +4,7 @@
 //! and gives the keys to the tasks that own them. A hint may be early, late, wrong, repeated or lost: it changes no
 //! result.
 
+mod backlog;
 pub mod buffers;
 pub mod chain;
 pub mod choice;

@@ -17,9 +17,8 @@ use tokio::sync::mpsc;
 
 use super::Due;
 
-/// Announcements that wait for a follower at most, and rows in them.
+/// Announcements that wait for a follower at most; of their rows and bytes see [`super::backlog`].
 const QUEUE: usize = 256;
-const QUEUE_ROWS: usize = 256 * 1024;
 
 /// Rows that no reader can see yet: of all the relation's columns, whatever their weights are.
 #[derive(Clone, Debug)]
@@ -95,22 +94,22 @@ struct Follower {
     id: u64,
     places: Vec<Place>,
     queue: mpsc::Sender<Announcement>,
-    /// Rows in the queue.
-    waiting: Arc<AtomicUsize>,
+    /// What is in the queue.
+    waiting: Arc<super::backlog::Backlog>,
     /// Rows that it has missed.
     missed: Arc<AtomicU64>,
 }
 
 impl Follower {
     fn tell(&self, announcement: &Announcement) {
-        let rows = announcement.num_rows();
-        let waiting = self.waiting.fetch_add(rows, Ordering::Relaxed);
-        // One that is larger than the whole queue goes alone.
-        let fits = waiting == 0 || waiting + rows <= QUEUE_ROWS;
-        if !fits || self.queue.try_send(announcement.clone()).is_err() {
-            self.waiting.fetch_sub(rows, Ordering::Relaxed);
-            self.missed.fetch_add(rows as u64, Ordering::Relaxed);
+        let fits = self.waiting.add(&announcement.rows);
+        if fits && self.queue.try_send(announcement.clone()).is_ok() {
+            return;
         }
+        if fits {
+            self.waiting.remove(&announcement.rows);
+        }
+        self.missed.fetch_add(announcement.num_rows() as u64, Ordering::Relaxed);
     }
 }
 
@@ -121,15 +120,21 @@ pub struct Following {
     relation: RelationId,
     id: u64,
     queue: mpsc::Receiver<Announcement>,
-    waiting: Arc<AtomicUsize>,
+    waiting: Arc<super::backlog::Backlog>,
     missed: Arc<AtomicU64>,
 }
 
 impl Following {
+    /// What waits counts as memory, and is missed while that is tight.
+    pub fn accounted(self, governor: &Arc<crate::memory::MemoryGovernor>) -> Following {
+        self.waiting.account(governor);
+        self
+    }
+
     /// The next announcement; cancel-safe.
     pub async fn next(&mut self) -> Option<Announcement> {
         let announcement = self.queue.recv().await?;
-        self.waiting.fetch_sub(announcement.num_rows(), Ordering::Relaxed);
+        self.waiting.remove(&announcement.rows);
         Some(announcement)
     }
 
@@ -155,7 +160,7 @@ impl Uncommitted {
     /// From now on, what is announced of a relation at one of these places.
     pub fn follow(self: &Arc<Self>, relation: RelationId, places: Vec<Place>) -> Following {
         let (sender, queue) = mpsc::channel(QUEUE);
-        let (waiting, missed) = (Arc::<AtomicUsize>::default(), Arc::<AtomicU64>::default());
+        let (waiting, missed) = (Arc::default(), Arc::<AtomicU64>::default());
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (of_waiting, of_missed) = (Arc::clone(&waiting), Arc::clone(&missed));
         let follower =
@@ -263,11 +268,12 @@ mod tests {
         let uncommitted = Arc::new(Uncommitted::default());
         let mut following = uncommitted.follow(R, vec![Place::Root]);
         let announce = |count| uncommitted.announce(R, Place::Root, None, || rows(count)).unwrap();
-        // One alone may be of any size.
-        announce(QUEUE_ROWS * 2);
+        // One alone may be of any number of rows.
+        let many = super::super::backlog::MAX_ROWS * 2;
+        announce(many);
         announce(1);
         assert_eq!(following.take_missed(), 1);
-        assert_eq!(following.next().await.unwrap().num_rows(), QUEUE_ROWS * 2);
+        assert_eq!(following.next().await.unwrap().num_rows(), many);
         (0..QUEUE + 5).for_each(|_| drop(announce(1)));
         assert_eq!((following.take_missed(), following.take_missed()), (5, 0));
     }

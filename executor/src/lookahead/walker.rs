@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::route::Route;
 use super::uncommitted::{Announcement, Following, Uncommitted};
+use crate::memory::MemoryGovernor;
 
 /// Rows that are looked at before others get a turn.
 const STEP_ROWS: usize = 8_192;
@@ -27,6 +28,7 @@ pub struct Walker {
     uncommitted: Arc<Uncommitted>,
     /// Told when an operator begins to want hints, or no longer wants any.
     changed: Arc<Notify>,
+    governor: Option<Arc<MemoryGovernor>>,
 }
 
 impl Walker {
@@ -39,7 +41,13 @@ impl Walker {
         changed: &Arc<Notify>,
     ) -> Walker {
         let (uncommitted, changed) = (Arc::clone(uncommitted), Arc::clone(changed));
-        Walker { relation, places, columns, routes, uncommitted, changed }
+        let governor = None;
+        Walker { relation, places, columns, routes, uncommitted, changed, governor }
+    }
+
+    /// What waits for it counts as memory.
+    pub fn accounted(self, governor: &Arc<MemoryGovernor>) -> Walker {
+        Walker { governor: Some(Arc::clone(governor)), ..self }
     }
 
     /// Until the job ends.
@@ -47,6 +55,9 @@ impl Walker {
         loop {
             self.until_wanted().await;
             let mut following = self.uncommitted.follow(self.relation, self.places.clone());
+            if let Some(governor) = &self.governor {
+                following = following.accounted(governor);
+            }
             while self.is_wanted() {
                 self.look_at_next(&mut following).await;
             }

@@ -213,7 +213,7 @@ impl Wiring {
         };
         let behind = self.walkers_behind(graph, metrics, ctx);
         let walkers = walked.into_iter().map(walker).chain(behind);
-        let walkers = walkers.map(|walker| walker.run().boxed());
+        let walkers = walkers.map(|walker| walker.accounted(&ctx.governor).run().boxed());
         walkers.chain(self.chains.walker(chained).map(|walker| walker.run().boxed())).collect()
     }
 
