@@ -18,8 +18,13 @@ use crate::case::Mode;
 use crate::coverage::{self, Reads};
 
 /// Wherever rows are looked at ahead, views are the same.
-const PLACES: [LookaheadMode; 4] =
-    [LookaheadMode::Auto, LookaheadMode::Leaf, LookaheadMode::Entry, LookaheadMode::Root];
+const PLACES: [LookaheadMode; 5] = [
+    LookaheadMode::Auto,
+    LookaheadMode::Leaf,
+    LookaheadMode::Entry,
+    LookaheadMode::Root,
+    LookaheadMode::Input,
+];
 
 /// How the roles of a seed's node call each other: every third through bytes, in each mode of [`Mode::of_seed`].
 /// `MILLRACE_EQUIVALENCE_LOOPBACK` has all call in one way.
