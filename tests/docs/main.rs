@@ -264,6 +264,33 @@ fn the_table_of_settings_is_that_of_the_source() {
     );
 }
 
+/// What is named in the first column of the first table after a heading.
+fn named_in_table<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
+    let (_, section) = text.split_once(heading).expect("the heading");
+    let rows = section.lines().skip_while(|line| !line.starts_with('|'));
+    let rows = rows.take_while(|line| line.starts_with('|')).skip(2);
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_columns_that_tell_of_lookahead_are_those_of_its_manual() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let options = ServerOptions { data_dir: dir.path().to_path_buf(), ..ServerOptions::default() };
+    let server = Server::start(Path::new(env!("CARGO_BIN_EXE_millrace")), options)
+        .expect("the server starts");
+    let client = server.connect().await.expect("a connection");
+    let sql = "SELECT * FROM millrace_catalog.lookahead";
+    let messages = client.simple_query(sql).await.expect("the table is read");
+    let columns = messages.iter().find_map(|message| match message {
+        SimpleQueryMessage::RowDescription(columns) => Some(columns),
+        _ => None,
+    });
+    let columns: Vec<&str> = columns.expect("columns").iter().map(|c| c.name()).collect();
+    let text = read("docs/lookahead.md");
+    assert_eq!(columns, named_in_table(&text, "## How to read `millrace_catalog.lookahead`"));
+}
+
 #[test]
 fn every_option_of_the_command_line_is_in_the_manual() {
     use clap::CommandFactory;
