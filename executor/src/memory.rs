@@ -346,6 +346,11 @@ impl Reservation {
         self.bytes
     }
 
+    /// Another holder's of the same class, which holds nothing yet.
+    pub fn another(&self) -> Reservation {
+        self.governor.account(self.class)
+    }
+
     /// The holder now holds `bytes`.
     pub fn set(&mut self, bytes: usize) {
         if bytes != self.bytes {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{ArrayRef, UInt32Array};
+use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::SchemaRef;
 use millrace_graph::lookahead::{Chained, Lookahead, Place};
@@ -51,6 +51,14 @@ impl Carried {
     /// Of the columns.
     pub fn bytes(&self) -> usize {
         self.account.bytes()
+    }
+
+    /// The same with other columns, whatever they are.
+    pub fn with_columns(&self, columns: Vec<ArrayRef>) -> Carried {
+        let mut account = self.account.another();
+        account.set(columns.iter().map(column_bytes).sum());
+        let (chain, due) = (Arc::clone(&self.chain), self.due.clone());
+        Carried { chain, columns, due, is_alone: self.is_alone, account }
     }
 }
 
@@ -257,12 +265,17 @@ struct ChainRoute {
 
 impl ChainRoute {
     fn look(&mut self, pairs: &Pairs) -> Result<(), ExecError> {
-        let column = |&c: &usize| pairs.columns.get(c).cloned();
-        let columns = self.columns.iter().map(column).collect::<Option<Vec<ArrayRef>>>();
-        let missing = || ExecError::internal("a pair of a chained hint without a column");
-        let rows = new_batch(&self.schema, columns.ok_or_else(missing)?, pairs.rows)?;
+        let rows = rows_of(pairs, &self.columns, &self.schema)?;
         self.route.look(rows, &pairs.due)
     }
+}
+
+/// What the steps take of pairs: these columns. A hint may have carried anything, so they need not be of the schema.
+fn rows_of(pairs: &Pairs, columns: &[usize], schema: &SchemaRef) -> Result<RecordBatch, ExecError> {
+    let column = |&c: &usize| pairs.columns.get(c).cloned();
+    let columns = columns.iter().map(column).collect::<Option<Vec<ArrayRef>>>();
+    let missing = || ExecError::internal("a pair of a chained hint without a column");
+    new_batch(schema, columns.ok_or_else(missing)?, pairs.rows)
 }
 
 /// See the module. One for each job that has lookaheads which are chained.
@@ -307,7 +320,8 @@ fn chain_of(next: Vec<Next>) -> Arc<Chain> {
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{Int64Array, StringArray};
+    use arrow::array::{Int64Array, StringArray, new_null_array};
+    use arrow::datatypes::{DataType, Field, Schema};
 
     use super::super::operator::{Activation, EpochReads};
     use super::super::slack::Spot;
@@ -344,10 +358,13 @@ mod tests {
         Arc::new(StringArray::from_iter_values((0..rows).map(|_| "x".repeat(bytes))))
     }
 
-    #[tokio::test]
-    async fn lists_have_a_bound_in_bytes_and_are_accounted() {
-        let governor = MemoryGovernor::new(1 << 30);
-        let (sender, mut lists) = mpsc::channel(QUEUE);
+    fn numbers() -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(0..10))
+    }
+
+    /// A hint of ten rows that carries numbers, and the end of its chain.
+    fn carried(governor: &Arc<MemoryGovernor>) -> (Carried, mpsc::Receiver<Pairs>) {
+        let (sender, lists) = mpsc::channel(QUEUE);
         let missed = AtomicU64::new(0);
         let chain = Chain {
             stage: 0,
@@ -358,14 +375,49 @@ mod tests {
             pairs: sender,
             missed,
         };
-        let own: ArrayRef = Arc::new(Int64Array::from_iter_values(0..10));
         let carried = Carried {
             chain: Arc::new(chain),
-            columns: vec![own],
+            columns: vec![numbers()],
             due: Due::default(),
             is_alone: false,
             account: governor.account(MemoryClass::Channel),
         };
+        (carried, lists)
+    }
+
+    /// Hints may carry anything: other columns, of other types, too few and too many.
+    #[tokio::test]
+    async fn pairs_of_wrong_columns_are_refused() {
+        let governor = MemoryGovernor::new(1 << 30);
+        let (right, mut lists) = carried(&governor);
+        let fields = [("n", DataType::Int64), ("text", DataType::Utf8)];
+        let fields = fields.map(|(name, of)| Field::new(name, of, true));
+        let schema: SchemaRef = Arc::new(Schema::new(fields.to_vec()));
+        let all = [
+            (vec![numbers()], true),
+            (vec![new_null_array(&DataType::Int64, 10)], true),
+            (vec![new_null_array(&DataType::Null, 10)], false),
+            (vec![texts(10, 1)], false),
+            (vec![], false),
+            (vec![numbers(), numbers()], false),
+        ];
+        let rows: Vec<u32> = (0..10).rev().collect();
+        for (columns, is_right) in all {
+            let carried = right.with_columns(columns);
+            carried.chain.give(&carried, &rows, &[texts(10, 1)], &governor).unwrap();
+            let pairs = lists.try_recv().unwrap();
+            assert_eq!(pairs.rows, 10);
+            let columns = &pairs.columns;
+            let taken = rows_of(&pairs, &[0, 1], &schema);
+            assert_eq!(taken.is_ok(), is_right, "{columns:?}: {taken:?}");
+        }
+        assert_eq!(governor.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn lists_have_a_bound_in_bytes_and_are_accounted() {
+        let governor = MemoryGovernor::new(1 << 30);
+        let (carried, mut lists) = carried(&governor);
         let chain = &carried.chain;
         let rows: Vec<u32> = (0..10).collect();
         let bytes = LIST_BYTES / 10;

@@ -8,7 +8,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, new_null_array};
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, new_null_array};
+use arrow::compute::take;
 use arrow::datatypes::DataType;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -18,6 +19,7 @@ use millrace_common::{DeltaChunk, EnvHandle, Epoch};
 use millrace_graph::{Node, Operator as Op};
 use millrace_storage::MemRun;
 
+use super::chain::Carried;
 use super::{Due, HINT_KEYS, Hint, HintTimes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
@@ -101,11 +103,12 @@ impl RandomHints {
         (0..times).try_for_each(|_| self.inner.hint(port, hint))
     }
 
-    /// A hint with another input, other keys, other times, another epoch, or of another form; and its input.
+    /// A hint with another input, other keys, other times, another epoch, of another form, or for chains with wrong
+    /// columns; and its input.
     fn corrupt(&self, port: usize, hint: &Hint) -> (usize, Hint) {
         let mut corrupted = copy(hint);
         let count = hint.count();
-        match self.below(6) {
+        match self.below(7) {
             0 => return (self.other(port), corrupted),
             1 => {
                 let columns = hint.columns.iter().map(|column| self.nonsense(column));
@@ -114,9 +117,32 @@ impl RandomHints {
             2 => corrupted.times = self.times(count),
             3 => corrupted.times = self.times(self.below(count as u64) as usize),
             4 => self.deform(&mut corrupted.columns),
+            5 => {
+                let wrong = hint.carried.as_ref().map(|carried| self.miscarry(carried));
+                corrupted.carried = wrong.map(Arc::new);
+            }
             _ => corrupted.due = self.due(),
         }
         (port, corrupted)
+    }
+
+    /// What is carried for chains: nothing but NULLs, of other rows, in another order, or of another form.
+    fn miscarry(&self, carried: &Carried) -> Carried {
+        let mut columns = carried.columns.clone();
+        match self.below(4) {
+            0 => columns.iter_mut().for_each(|c| *c = new_null_array(c.data_type(), c.len())),
+            1 => columns.iter_mut().for_each(|c| *c = self.shuffled(c)),
+            2 => columns.reverse(),
+            _ => self.deform(&mut columns),
+        }
+        carried.with_columns(columns)
+    }
+
+    /// As many values of a column, some of them several times.
+    fn shuffled(&self, column: &ArrayRef) -> ArrayRef {
+        let rows = column.len() as u64;
+        let picked = UInt32Array::from_iter_values((0..rows).map(|_| self.below(rows) as u32));
+        take(column, &picked, None).unwrap_or_else(|_| Arc::clone(column))
     }
 
     /// Columns that are none of the operator's keys, or of too many.
