@@ -1,5 +1,8 @@
-//! Reading ahead changes nothing but the time: rows, counters and committed places are the same with it and without,
-//! whatever is planned and comes out otherwise, through kills, errors, new files and floors.
+//! Reading ahead changes nothing but the time: rows, counters, late counts, watermarks and committed places are the same
+//! with it and without, whatever is planned and comes out otherwise, through first scans, kills, errors (also where what a
+//! bad row does is altered), new files and splits, floors and idle marks.
+
+mod story;
 
 use std::collections::BTreeMap;
 
@@ -11,12 +14,11 @@ use millrace_functions::expr::column;
 use millrace_graph::codec::encode_watermark;
 use millrace_graph::lookahead::Place;
 use millrace_rpc::catalog::{Column, Relation, Watermark as DeclaredWatermark};
-use millrace_rpc::log::{SourceFile, SplitMark, SplitMarkAt};
+use millrace_rpc::log::{SourceFile, SplitMarkAt};
 use parking_lot::Mutex;
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
 
+use self::story::{Story, plain};
 use super::*;
 use crate::lookahead::read_ahead::{ReadFrom as AheadFrom, read_ahead};
 use crate::lookahead::uncommitted::{Following, Uncommitted};
@@ -24,6 +26,8 @@ use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operators::tests::model::PLANTED;
 
 const SPLITS: u32 = 3;
+/// It may be found later than the others.
+const LAST: u32 = SPLITS - 1;
 const SOURCE: RelationId = RelationId(9);
 /// Rows of a file.
 const FILE: u64 = 40;
@@ -64,59 +68,6 @@ fn bad_rows_that_are_held_count() {
     assert!(many >= 8_192 * size_of::<BadRow>(), "{many} bytes");
 }
 
-/// What happens to a source and to the job that reads it.
-#[derive(Clone, Debug)]
-struct Story {
-    /// Where the splits end at each epoch; the first is empty.
-    epochs: Vec<[u64; SPLITS as usize]>,
-    marks: Vec<SplitMarkAt>,
-    /// At which epochs a bad row is to fail, at first.
-    fails: Vec<bool>,
-    /// After how many chunks the job is killed in an epoch, the first time.
-    kills: Vec<Option<usize>>,
-    /// How far what is planned for an epoch lies beyond what then is fixed.
-    beyond: Vec<u64>,
-    /// What happens beside the job before it is told of an epoch.
-    pauses: Vec<usize>,
-}
-
-impl Story {
-    fn random(seed: u64) -> Story {
-        let mut random = StdRng::seed_from_u64(seed);
-        let mut epochs = vec![[0; SPLITS as usize]];
-        let mut marks = Vec::new();
-        for epoch in 1..10 {
-            let before = epochs[epoch - 1];
-            for split in (0..SPLITS).filter(|_| random.random_bool(0.2)) {
-                let floor = Some(before[split as usize] as i64 * 10 + 20);
-                let mark = SplitMark { split, idle: false, floor };
-                marks.push(SplitMarkAt {
-                    epoch: epoch as u64,
-                    mark,
-                    offset: before[split as usize],
-                });
-            }
-            epochs.push(before.map(|offset| offset + random.random_range(0..25)));
-        }
-        let count = epochs.len();
-        let mut each =
-            |chance: f64| (0..count).map(|_| random.random_bool(chance)).collect::<Vec<_>>();
-        let (fails, killed, wrong) = (each(0.2), each(0.3), each(0.3));
-        let mut number = |of: &[bool], most: usize| {
-            of.iter().map(|is| is.then(|| random.random_range(0..most))).collect::<Vec<_>>()
-        };
-        let kills = number(&killed, 6);
-        let beyond = number(&wrong, 4).into_iter().map(|n| n.map_or(0, |n| n as u64 + 1)).collect();
-        let pauses = (0..count).map(|_| random.random_range(0..12)).collect();
-        Story { epochs, marks, fails, kills, beyond, pauses }
-    }
-
-    /// Where a split's content ends that is known of at an epoch.
-    fn files_end(&self, epoch: usize, split: u32) -> u64 {
-        self.epochs[epoch][split as usize].div_ceil(FILE) * FILE
-    }
-}
-
 /// What the log and the catalog say.
 struct Outside {
     story: Story,
@@ -138,6 +89,13 @@ impl Outside {
         (*self.fixed.lock(), *self.fails.lock()) = (epoch, fails);
         self.changes.send_modify(|n| *n += 1);
     }
+
+    /// What runs beside the job has the time that the story gives it at number `n`.
+    async fn pause(&self, n: usize) {
+        for _ in 0..self.story.pauses[n % self.story.pauses.len()] {
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 struct Log(Arc<Outside>);
@@ -153,7 +111,8 @@ impl MetaService for Log {
     fn report_failure(&self, _: JobId, _: Generation, _: SqlError) {}
 
     fn source_offsets(&self, _: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
-        (0..SPLITS).zip(self.0.story.epochs[epoch.0 as usize]).collect()
+        let (story, epoch) = (&self.0.story, epoch.0 as usize);
+        story.splits(epoch).map(|split| (split, story.epochs[epoch][split as usize])).collect()
     }
 
     fn source_ahead(&self, _: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
@@ -177,7 +136,8 @@ impl MetaService for Log {
             let length = self.0.story.files_end(fixed, split);
             SourceFile { split, length, ..SourceFile::default() }
         };
-        SourceParts { files: Arc::new((0..SPLITS).map(file).collect()), ..SourceParts::default() }
+        let files = self.0.story.splits(fixed).map(file).collect();
+        SourceParts { files: Arc::new(files), ..SourceParts::default() }
     }
 
     fn option(&self, _: RelationId, name: &str) -> Option<String> {
@@ -312,6 +272,17 @@ impl Leaf {
         is_ahead: bool,
         followers: Option<Arc<Uncommitted>>,
     ) -> Leaf {
+        Leaf::resume(outside, counters, None, is_ahead, followers)
+    }
+
+    /// `backfill`: the first scan as committed.
+    fn resume(
+        outside: &Arc<Outside>,
+        counters: &BTreeMap<String, u64>,
+        backfill: Option<&BackfillState>,
+        is_ahead: bool,
+        followers: Option<Arc<Uncommitted>>,
+    ) -> Leaf {
         let meta: Arc<dyn MetaService> = Arc::new(Log(Arc::clone(outside)));
         let errors = Arc::new(ErrorSink::load(counters));
         let watermark = SourceWatermark::of(&relation(), &[0]).unwrap();
@@ -336,22 +307,25 @@ impl Leaf {
             columns: vec![0],
             watermark,
             meta,
-            scan_rows: 100,
+            scan_rows: 20,
             stage: 0,
             read_rows: 4,
             errors: Arc::clone(&errors),
             progress: Arc::new(Progress::new(EnvHandle::default())),
             counters: counters.clone(),
         };
-        let reader = SourceReader::new(from, 0, 1, None, ahead).unwrap();
+        let reader = SourceReader::new(from, 0, 1, backfill, ahead).unwrap();
         Leaf { reader, errors, beside, governor }
     }
 
     /// The rows of an epoch, as many chunks of them as asked for; `None`: it failed.
     async fn epoch(&mut self, epoch: usize, chunks: usize) -> Option<Vec<i64>> {
-        let (prev, epoch) = (Epoch(epoch as u64 - 1), Epoch(epoch as u64));
-        let barrier = Barrier { prev, epoch, backfill: false, stage: 0, swap: false };
-        self.reader.begin(&barrier).unwrap();
+        self.read(&next_epoch(epoch), chunks).await
+    }
+
+    /// The same of an epoch, or of a step of the first scan.
+    async fn read(&mut self, barrier: &Barrier, chunks: usize) -> Option<Vec<i64>> {
+        self.reader.begin(barrier).unwrap();
         let mut rows = Vec::new();
         for _ in 0..chunks {
             let next = loop {
@@ -387,37 +361,101 @@ impl Drop for Leaf {
     }
 }
 
-/// What a job has to show for an epoch.
+fn next_epoch(epoch: usize) -> Barrier {
+    let (prev, epoch) = (Epoch(epoch as u64 - 1), Epoch(epoch as u64));
+    Barrier { prev, epoch, backfill: false, stage: 0, swap: false }
+}
+
+/// What a job has to show for an epoch, or for a step of its first scan.
 #[derive(Debug, PartialEq)]
 struct Shown {
     rows: Vec<i64>,
     failed: bool,
     counters: BTreeMap<String, u64>,
+    marks: WatermarkSet,
+    positions: Vec<BackfillPosition>,
+    /// Rows of the first scan.
+    scanned: u64,
+}
+
+/// A job through all its generations, with what is committed of it.
+struct Job {
+    outside: Arc<Outside>,
+    is_ahead: bool,
+    counters: BTreeMap<String, u64>,
+    backfill: Option<BackfillState>,
+    leaf: Leaf,
+}
+
+impl Job {
+    fn start(story: &Story, is_ahead: bool) -> Job {
+        let (outside, counters) = (Outside::new(story), BTreeMap::new());
+        let scan = |epoch| BackfillState { snapshot_epoch: epoch, ..BackfillState::default() };
+        let backfill = story.scan.map(|epoch| scan(epoch as u64));
+        let leaf = Leaf::resume(&outside, &counters, backfill.as_ref(), is_ahead, None);
+        Job { outside, is_ahead, counters, backfill, leaf }
+    }
+
+    fn restart(&mut self) {
+        let (counters, backfill) = (&self.counters, self.backfill.as_ref());
+        self.leaf = Leaf::resume(&self.outside, counters, backfill, self.is_ahead, None);
+    }
+
+    /// Goes on to a barrier, where the story has number `n`, and commits.
+    async fn go_on(&mut self, barrier: &Barrier, n: usize) -> Shown {
+        let outside = Arc::clone(&self.outside);
+        if let Some(chunks) = outside.story.kills[n % outside.story.kills.len()] {
+            let _ = self.leaf.read(barrier, chunks).await;
+            self.restart();
+        }
+        let mut rows = self.leaf.read(barrier, usize::MAX).await;
+        let failed = rows.is_none();
+        if failed {
+            outside.fix(barrier.epoch.0 as usize, false);
+            self.restart();
+            rows = self.leaf.read(barrier, usize::MAX).await;
+        }
+        self.leaf.commit(&mut self.counters);
+        let mut positions = Vec::new();
+        self.leaf.reader.positions(&mut positions);
+        let scan = self.backfill.take().filter(|_| barrier.backfill);
+        self.backfill = scan.map(|scan| BackfillState { positions: positions.clone(), ..scan });
+        Shown {
+            rows: rows.unwrap(),
+            failed,
+            counters: self.counters.clone(),
+            marks: self.leaf.reader.marks(),
+            positions,
+            scanned: self.leaf.reader.take_scanned(),
+        }
+    }
+
+    /// All steps of the first scan.
+    async fn scan(&mut self, epoch: usize) -> Vec<Shown> {
+        let mut shown: Vec<Shown> = Vec::new();
+        let at = Epoch(epoch as u64);
+        let barrier = Barrier { prev: at, epoch: at, backfill: true, stage: 0, swap: false };
+        self.outside.fix(epoch, self.outside.story.fails[epoch]);
+        while shown.last().is_none_or(|step| step.positions.iter().any(|p| !p.done)) {
+            self.outside.pause(shown.len()).await;
+            let step = self.go_on(&barrier, shown.len()).await;
+            shown.push(step);
+            assert!(shown.len() < 1_000, "the scan does not end");
+        }
+        shown
+    }
 }
 
 async fn tell(story: &Story, is_ahead: bool) -> Vec<Shown> {
-    let outside = Outside::new(story);
-    let mut counters = BTreeMap::new();
-    let mut leaf = Leaf::start(&outside, &counters, is_ahead, None);
-    let mut shown = Vec::new();
-    for epoch in 1..story.epochs.len() {
-        for _ in 0..story.pauses[epoch] {
-            tokio::task::yield_now().await;
-        }
-        outside.fix(epoch, story.fails[epoch]);
-        if let Some(chunks) = story.kills[epoch] {
-            let _ = leaf.epoch(epoch, chunks).await;
-            leaf = Leaf::start(&outside, &counters, is_ahead, None);
-        }
-        let mut rows = leaf.epoch(epoch, usize::MAX).await;
-        let failed = rows.is_none();
-        if failed {
-            outside.fix(epoch, false);
-            leaf = Leaf::start(&outside, &counters, is_ahead, None);
-            rows = leaf.epoch(epoch, usize::MAX).await;
-        }
-        leaf.commit(&mut counters);
-        shown.push(Shown { rows: rows.unwrap(), failed, counters: counters.clone() });
+    let mut job = Job::start(story, is_ahead);
+    let mut shown = match story.scan {
+        Some(epoch) => job.scan(epoch).await,
+        None => Vec::new(),
+    };
+    for epoch in story.scan.unwrap_or(0) + 1..story.epochs.len() {
+        job.outside.pause(epoch).await;
+        job.outside.fix(epoch, story.fails[epoch]);
+        shown.push(job.go_on(&next_epoch(epoch), epoch).await);
     }
     shown
 }
@@ -449,6 +487,31 @@ fn reading_ahead_changes_no_row_no_counter_and_no_place() {
     assert!(counted("errors.total") && counted("late.") && counted("position."), "{last:?}");
 }
 
+/// Whatever is to change nothing happens in some story, and shows.
+#[test]
+fn stories_have_scans_new_splits_and_idle_ones() {
+    let _unplanted = PLANTED.read();
+    let stories: Vec<Story> = (0..50).map(Story::random).collect();
+    let is_found_later = |s: &&Story| s.found > s.scan.unwrap_or(0) + 1;
+    let (scans, others): (Vec<&Story>, Vec<&Story>) =
+        stories.iter().partition(|story| story.scan.is_some());
+    for of in [&scans, &others] {
+        assert!(of.iter().any(is_found_later));
+        assert!(of.iter().any(|story| story.marks.iter().any(|at| at.mark.idle)));
+    }
+    let mut steps = 0;
+    let mut all_marks = Vec::new();
+    for story in &stories {
+        let shown = run(tell(story, true));
+        let epochs = story.epochs.len() - 1 - story.scan.unwrap_or(0);
+        steps = steps.max(shown.len() - epochs);
+        all_marks.extend(shown.into_iter().map(|shown| shown.marks));
+    }
+    assert!(steps > 3, "no first scan has more than {steps} steps");
+    let has_value = |marks: &WatermarkSet| marks.iter().any(|(_, value)| value.is_some());
+    assert!(all_marks.iter().any(has_value));
+}
+
 #[test]
 fn every_planted_bug_of_reading_ahead_is_noticed() {
     let _alone = PLANTED.write();
@@ -457,20 +520,6 @@ fn every_planted_bug_of_reading_ahead_is_noticed() {
         let found = run(difference(200));
         plant(None);
         assert!(found.is_some(), "{bug} was not noticed");
-    }
-}
-
-/// Epochs of five rows a split, all as planned.
-fn plain() -> Story {
-    let epochs: Vec<_> = (0..10).map(|e| [e * 5; SPLITS as usize]).collect();
-    let count = epochs.len();
-    Story {
-        epochs,
-        marks: Vec::new(),
-        fails: vec![false; count],
-        kills: vec![None; count],
-        beyond: vec![0; count],
-        pauses: vec![0; count],
     }
 }
 
