@@ -102,21 +102,24 @@ async fn hints_that_come_during_a_read_take_one_request() {
 async fn hints_are_taken_while_a_barrier_waits_for_a_read() {
     let wait = Duration::from_secs(1);
     let (c, t, v) = flushed(LookaheadMode::Entry).await;
-    let row = |id: i64, value: i64| [(VALUES + id, value, 1)];
+    // So many that hardly all of them are in memory.
+    let rows = |round: i64| -> Vec<Row> {
+        (0..32).map(|i| (VALUES + round * 32 + i, (round * 977 + i * 131) % VALUES, 1)).collect()
+    };
     for round in 0..FIRST {
         tokio::time::sleep(wait).await;
         c.store.cache().clear_memory();
-        c.dml(t, &row(round, round * 977), INSERT).await.unwrap();
+        c.dml(t, &rows(round), INSERT).await.unwrap();
         c.follow(v, t).await;
     }
     tokio::time::sleep(wait).await;
     c.store.cache().clear_memory();
     c.sim.hang_reads(Some("data/"));
-    c.dml(t, &row(FIRST, 1), INSERT).await.unwrap();
+    c.dml(t, &rows(FIRST), INSERT).await.unwrap();
     let mut waiting = std::pin::pin!(c.follow(v, t));
     assert!(tokio::time::timeout(wait, &mut waiting).await.is_err(), "its row waits for a read");
     let before = c.lookahead(v);
-    c.dml(t, &row(FIRST + 1, VALUES / 2), INSERT).await.unwrap();
+    c.dml(t, &rows(FIRST + 1), INSERT).await.unwrap();
     assert!(tokio::time::timeout(wait, &mut waiting).await.is_err(), "it still waits");
     let after = c.lookahead(v);
     assert!(after.hinted > before.hinted, "{before:?} {after:?}");
