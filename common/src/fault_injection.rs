@@ -73,6 +73,7 @@ pub const CLUSTER_BUGS: &[(&str, &str)] = &[
     ),
     ("adopted-without-parts", "a leader that takes a job over leaves what is sealed to nobody"),
     ("not-adopted", "a leader that takes over starts jobs that run"),
+    ("scan-below-horizon", "a first scan reads an epoch whose versions may be dropped"),
 ];
 
 static ANY: AtomicBool = AtomicBool::new(false);

@@ -26,7 +26,6 @@ use tracing::{debug, warn};
 
 use crate::compaction_board::Merge;
 use crate::compaction_queue::Candidates;
-use crate::gc::{before, horizon};
 use crate::shared::{Services, Shared};
 
 /// Compactions at a time, for each process that compacts.
@@ -162,14 +161,9 @@ impl Scheduler {
             self.shared.compactions.queue(job, None, self.shared.env.now());
             let Some((picked, generation)) = self.pick(job) else { continue };
             let Pick { inputs, target_level, bottom, .. } = picked;
-            let now_ms = self.shared.env.now_ms();
-            let limit = before(now_ms, self.shared.settings().snapshot_retention);
-            let written = |id, bytes| self.shared.written_since(id, bytes);
-            let (relation, horizon) = {
-                let state = self.shared.state.read();
-                let Some(relation) = state.relations.get(&job) else { continue };
-                (relation.as_ref().clone(), horizon(&state, job, limit, now_ms, &written))
-            };
+            let relation = self.shared.state.read().relations.get(&job).cloned();
+            let Some(relation) = relation.map(Arc::unwrap_or_clone) else { continue };
+            let Some(horizon) = self.shared.give_horizon(job) else { continue };
             self.busy.lock().extend(inputs.iter().map(|r| r.run_id));
             let task_id = self.next_task;
             self.next_task += 1;

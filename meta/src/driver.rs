@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use self::sink::Publishing;
 use crate::commit_volume::bytes_of;
 use crate::error::{VoidReason, is_skewed};
+use crate::fold::Verdict;
 use crate::in_flight::{InFlight, Turn};
 use crate::job::{JobHandle, Sealed};
 use crate::schedule::{Pace, Position, Step, next_step};
@@ -315,11 +316,7 @@ impl Driver {
             let _ = tokio::time::timeout(pause, self.handle.notify.notified()).await;
             return Ok(());
         }
-        match self.shared.log().map_err(ExitReason::Closed)?.append(Entry::Tick(Tick {})).await {
-            Ok(_) => Ok(()),
-            Err(refused) if refused.is_refusal() => Err(ExitReason::Failed(refused.into())),
-            Err(closed) => Err(ExitReason::Closed(closed.into())),
-        }
+        self.append(Entry::Tick(Tick {})).await.map(drop)
     }
 
     fn step(&self, since_cut: Duration, cut: Option<Position>) -> Step {
@@ -337,20 +334,15 @@ impl Driver {
     async fn await_snapshot_epoch(&self, generation: Generation) -> Result<(), ExitReason> {
         loop {
             match self.step(Duration::MAX, None) {
-                Step::StartBackfill => {
+                Step::StartBackfill if self.inputs_keep_snapshot().await => {
                     let entry = StartBackfill { job: self.handle.id.0, generation: generation.0 };
-                    let log = self.shared.log().map_err(ExitReason::Closed)?;
-                    match log.append(Entry::StartBackfill(entry)).await {
+                    match self.append(Entry::StartBackfill(entry)).await? {
                         // An input was lost in between: look again when something changes.
-                        Ok(Ok(_) | Err(VoidReason::InputsNotReady)) => {}
-                        Ok(Err(void)) => return Err(ExitReason::Failed(void.into())),
-                        Err(refused) if refused.is_refusal() => {
-                            return Err(ExitReason::Failed(refused.into()));
-                        }
-                        Err(closed) => return Err(ExitReason::Closed(closed.into())),
+                        Ok(_) | Err(VoidReason::InputsNotReady) => {}
+                        Err(void) => return Err(ExitReason::Failed(void.into())),
                     }
                 }
-                Step::AwaitInputs => {
+                Step::AwaitInputs | Step::StartBackfill => {
                     self.publish_state();
                     self.handle.set_attempted();
                     self.handle.notify.notified().await;
@@ -358,6 +350,14 @@ impl Driver {
                 _ => return Ok(()),
             }
         }
+    }
+
+    async fn append(&self, entry: Entry) -> Result<Verdict, ExitReason> {
+        let log = self.shared.log().map_err(ExitReason::Closed)?;
+        log.append(entry).await.map_err(|error| match error.is_refusal() {
+            true => ExitReason::Failed(error.into()),
+            false => ExitReason::Closed(error.into()),
+        })
     }
 
     /// Ends an epoch, and has it logged, concluded and, of a sink, published. The next epoch begins meanwhile; that of a
@@ -539,8 +539,9 @@ impl Driver {
                 _ if state.is_paused_sink(self.handle.id) => JobState::Paused,
                 None => JobState::Running,
                 Some(b) if b.snapshot_epoch == 0 => {
+                    let kept = self.shared.kept_from(&state, &job.inputs);
                     let unready = |i: &&_| {
-                        state.readable_frontier(**i).is_none()
+                        state.readable_frontier(**i).is_none_or(|frontier| frontier < kept)
                             || state.detached_behind(&[**i]).is_some()
                     };
                     JobState::WaitingForInputs {

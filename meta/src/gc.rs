@@ -283,31 +283,11 @@ impl Collector {
     /// Tells the workers which versions no read needs any more. A job whose horizon has reached its newest version has
     /// nothing to lose until it commits again. `moving`: the others, and their horizons.
     fn move_horizons(&self, moving: &mut BTreeMap<JobId, Epoch>) {
-        let now_ms = self.shared.env.now_ms();
-        let limit = before(now_ms, self.shared.settings().snapshot_retention);
-        let limit = self.shared.members.reads_from().map_or(limit, |read| read.min(limit));
-        let written = |id, bytes| self.shared.written_since(id, bytes);
         let committed = std::mem::take(&mut *self.shared.committed.lock());
         for job in committed {
             moving.entry(job).or_default();
         }
-        let mut raised = Vec::new();
-        {
-            let state = self.shared.state.read();
-            moving.retain(|id, known| {
-                let Some(job) = state.jobs.get(id) else { return false };
-                let horizon = horizon(&state, *id, limit, now_ms, &written);
-                if horizon > *known {
-                    *known = horizon;
-                    raised.push((*id, horizon));
-                }
-                horizon < Epoch(job.version.epoch)
-            });
-        }
-        for (job, horizon) in raised {
-            if let Some(handle) = self.shared.job(job) {
-                handle.raise_horizon(horizon);
-            }
+        for (job, horizon) in self.shared.give_horizons(moving) {
             self.shared.streams.raise_horizon(job, horizon);
         }
     }

@@ -46,7 +46,7 @@ pub struct JobHandle {
     started: Mutex<Option<Generation>>,
     /// The last record about the job that the worker has applied.
     applied: watch::Sender<u64>,
-    /// The newest horizon that the worker has been told: what it writes may hold no versions below.
+    /// The newest horizon that was given out: what is written from then on may hold no versions below.
     horizon: AtomicU64,
     /// Of a sink: the last sequence that this process has seen its target take.
     published: AtomicU64,
@@ -230,7 +230,7 @@ impl JobHandle {
         Epoch(self.horizon.load(Ordering::Acquire))
     }
 
-    /// Called before the worker is told.
+    /// Called before the worker is told, or a compaction begins.
     pub fn raise_horizon(&self, horizon: Epoch) {
         self.horizon.fetch_max(horizon.0, Ordering::AcqRel);
     }

@@ -42,6 +42,7 @@ pub mod fold;
 pub mod follower;
 mod gc;
 mod groups;
+mod horizons;
 mod idle_splits;
 mod in_flight;
 pub mod invariants;

@@ -603,6 +603,11 @@ impl Meta {
         self.shared.state.read().clone()
     }
 
+    #[cfg(test)]
+    pub(crate) fn horizon_for_tests(&self, id: JobId) -> Epoch {
+        self.shared.job(id).map(|handle| handle.horizon()).unwrap_or_default()
+    }
+
     /// Returns once it is known that nobody else had taken the lead two seconds ago, or with the error that somebody has.
     pub async fn prove_lead(&self) -> Result<(), SqlError> {
         read::prove_lead(&self.shared, self.shared.settings().read_wait_timeout).await

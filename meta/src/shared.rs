@@ -92,6 +92,8 @@ pub struct Shared {
     pub collection: Rounds,
     /// Jobs that have committed since the collector last moved their horizons.
     pub committed: Mutex<BTreeSet<JobId>>,
+    /// Held while horizons are computed and given out.
+    pub giving: Mutex<()>,
     /// Jobs whose runs may need compaction.
     pub compaction: CompactionQueue,
     /// How often state tables are looked up on other processes.
@@ -156,6 +158,7 @@ impl Shared {
             appended: Notify::new(),
             collection: Rounds::default(),
             committed: Mutex::default(),
+            giving: Mutex::default(),
             compaction: CompactionQueue::default(),
             lookups: Lookups::default(),
             compactions: Arc::default(),

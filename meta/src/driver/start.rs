@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use millrace_common::fault_injection::is_planted;
 use millrace_common::{Generation, SqlError, SqlState};
+use millrace_rpc::log::{Entry, Rebuild};
 use millrace_rpc::services::{RunningJob, StartJob};
 use tracing::{info, warn};
 
-use super::{Driver, ExitReason, Publishing};
+use super::{Driver, ExitReason, INPUT_START_LIMIT, Publishing};
 use crate::in_flight::InFlight;
 use crate::state::is_derived;
 
@@ -44,8 +45,40 @@ impl Driver {
         Ok(None)
     }
 
+    /// Whether the inputs keep a snapshot that the job can begin at. Known when they have been asked for what earlier
+    /// leaders have allowed them to drop.
+    pub(super) async fn inputs_keep_snapshot(&self) -> bool {
+        self.await_inputs_attempted().await;
+        self.shared.inputs_keep_snapshot(self.handle.id)
+    }
+
+    async fn await_inputs_attempted(&self) {
+        let inputs = self.shared.state.read().inputs(self.handle.id).to_vec();
+        for handle in inputs.iter().filter_map(|input| self.shared.job(*input)) {
+            // Its first start is bounded in time.
+            while !handle.wait_attempted(INPUT_START_LIMIT).await {}
+        }
+    }
+
+    /// A first scan whose versions may be gone is not started: it begins anew, at another epoch.
+    async fn check_snapshot(&self) -> Result<(), ExitReason> {
+        if self.shared.state.read().is_caught_up(self.handle.id) && self.commits() > 0 {
+            return Ok(());
+        }
+        self.await_inputs_attempted().await;
+        if !self.shared.has_lost_snapshot(self.handle.id) {
+            return Ok(());
+        }
+        warn!(job = %self.label(), "inputs have dropped versions of the epoch that a first scan reads: it begins anew");
+        match self.append(Entry::Rebuild(Rebuild { job: self.handle.id.0 })).await? {
+            Ok(_) => Err(ExitReason::Superseded),
+            Err(void) => Err(ExitReason::Failed(void.into())),
+        }
+    }
+
     /// Starts the tasks, if the job has any, from what is committed.
     async fn start(&self, generation: Generation) -> Result<(), ExitReason> {
+        self.check_snapshot().await?;
         let Some(start) = self.start_message(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };

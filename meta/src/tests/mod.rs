@@ -11,6 +11,7 @@ mod detach;
 mod drivers;
 mod fake;
 mod faults;
+mod first_scans;
 mod fold;
 mod follower;
 mod isolation;

@@ -36,7 +36,7 @@ struct Known {
     sealed: BTreeMap<(u32, u64, u64), u64>,
     /// Who has started each generation of a job.
     owners: BTreeMap<(JobId, u64), u64>,
-    /// Generations of jobs that run where the log has placed them, as long as nothing else but leaders is harmed.
+    /// Generations of jobs that a process has begun to run; as long as nothing else but leaders is harmed, those that run.
     running: BTreeSet<(JobId, u64)>,
     statements: BTreeSet<(u64, u64)>,
     /// All statements, by their number.
@@ -125,7 +125,14 @@ impl World {
 
     /// A process runs a generation of a job.
     pub fn runs(&self, job: JobId, generation: Generation) {
-        self.checks.known.lock().running.insert((job, generation.0));
+        let kept = {
+            let mut known = self.checks.known.lock();
+            known.running.insert((job, generation.0));
+            known.check_scans()
+        };
+        if let Err(promise) = kept {
+            self.fail(promise);
+        }
     }
 
     /// The process that should run a generation of a job has told that it does not.
@@ -247,6 +254,7 @@ impl World {
 fn kind_of(entry: &Entry) -> &'static str {
     match entry {
         Entry::Commit(_) => "commit",
+        Entry::Rebuild(_) => "new beginning",
         Entry::EditVersion(_) => "edit",
         Entry::StartBackfill(_) => "first scan",
         Entry::RaiseGenerations(_) => "restart",
@@ -280,7 +288,7 @@ impl Known {
             invariants::check(&self.head).map_err(|e| format!("after record {number}: {e}"))?;
         }
         self.check_record(&record, &verdicts, &before)?;
-        self.check_scans(number)?;
+        self.check_scans().map_err(|e| format!("after record {number}: {e}"))?;
         let count = |(entry, verdict): (&LogEntry, &Verdict)| {
             let kind = entry.entry.as_ref().map_or("nothing", kind_of);
             match verdict {
@@ -297,17 +305,17 @@ impl Known {
         jobs.map(|(id, job)| (*id, (job.process, job.version.generation))).collect()
     }
 
-    /// What a first scan is to read is kept: no edit drops versions of its epoch.
-    fn check_scans(&self, number: u64) -> Result<(), String> {
+    /// What a first scan reads is kept: from its start on no edit drops versions of its epoch.
+    fn check_scans(&self) -> Result<(), String> {
         for (id, job) in self.head.jobs.iter() {
-            let Some(scan) = job.version.backfill.as_ref().map(|b| b.snapshot_epoch) else {
-                continue;
-            };
+            let runs = self.running.contains(&(*id, job.version.generation));
+            let scan = job.version.backfill.as_ref().map(|b| b.snapshot_epoch);
+            let Some(scan) = scan.filter(|scan| runs && *scan > 0) else { continue };
             for input in &job.inputs {
                 let Some(read) = self.head.jobs.get(input) else { continue };
-                if scan > 0 && read.horizon.0 > scan {
+                if read.horizon.0 > scan {
                     return Err(format!(
-                        "record {number} drops versions of {input} below {}, and {id} scans them at {scan}",
+                        "versions of {input} are dropped below {}, and {id} scans them at {scan}",
                         read.horizon
                     ));
                 }

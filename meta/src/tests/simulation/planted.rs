@@ -59,3 +59,8 @@ fn a_leader_that_loses_what_was_sealed_before_it_is_noticed() {
 fn a_leader_that_starts_what_runs_is_noticed() {
     is_noticed("not-adopted", 0, &["only leaders were harmed"]);
 }
+
+#[test]
+fn a_first_scan_of_what_may_be_dropped_is_noticed() {
+    is_noticed("scan-below-horizon", 0, &["scans them at"]);
+}

@@ -290,6 +290,7 @@ impl Worker {
         };
         if scans {
             tokio::time::sleep(world.numbers.between(0, SCAN_TAKES)).await;
+            self.check_kept(id, generation, &inputs);
         }
         let mut rows = Vec::new();
         for input in inputs {
@@ -333,6 +334,28 @@ impl Worker {
         drop(jobs);
         self.changed.notify_waiters();
         Ok(commit)
+    }
+
+    /// The inputs of a first scan that run here have not been told to drop versions of its epoch.
+    fn check_kept(&self, id: JobId, generation: Generation, inputs: &[JobId]) {
+        let world = &self.member.world;
+        let jobs = self.jobs.lock();
+        let (scan, told) = world.read_head(|state| {
+            let is_current = |id: JobId, generation: Generation| {
+                state.jobs.get(&id).filter(|job| job.version.generation == generation.0)
+            };
+            let backfill = is_current(id, generation).and_then(|j| j.version.backfill.clone());
+            let told = inputs.iter().filter_map(|id| Some((*id, jobs.get(id)?)));
+            let told = told.filter(|(id, job)| is_current(*id, job.generation).is_some());
+            let told: Vec<(JobId, Epoch)> = told.map(|(id, job)| (id, job.horizon)).collect();
+            (backfill.map(|backfill| Epoch(backfill.snapshot_epoch)), told)
+        });
+        let Some(scan) = scan else { return };
+        if let Some((input, horizon)) = told.into_iter().find(|(_, horizon)| *horizon > scan) {
+            world.fail(format!(
+                "{input} may drop versions below {horizon}, and {id} scans them at {scan}"
+            ));
+        }
     }
 
     /// Slices of the parts of a commit, in objects or to be put into the log.
