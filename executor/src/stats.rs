@@ -2,8 +2,11 @@
 //! once a chunk, never once a row.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use millrace_common::{EnvHandle, Epoch};
@@ -301,6 +304,37 @@ pub struct OperatorStats {
     pub measures: LookaheadMeasures,
 }
 
+/// How long cores have worked for a job since it was opened: the time in which its tasks, or a table's statements, were
+/// being polled.
+#[derive(Debug)]
+pub struct WorkTime {
+    clock: EnvHandle,
+    nanos: Counter,
+}
+
+impl WorkTime {
+    fn new(clock: EnvHandle) -> WorkTime {
+        WorkTime { clock, nanos: Counter::default() }
+    }
+
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.nanos.get())
+    }
+
+    /// Work that is counted.
+    pub async fn count<F: Future>(&self, work: F) -> F::Output {
+        let mut work = pin!(work);
+        poll_fn(|context| self.poll(work.as_mut(), context)).await
+    }
+
+    fn poll<F: Future>(&self, work: Pin<&mut F>, context: &mut Context<'_>) -> Poll<F::Output> {
+        let began = self.clock.now();
+        let polled = work.poll(context);
+        self.nanos.add(self.clock.elapsed(began).as_nanos() as u64);
+        polled
+    }
+}
+
 /// How far a job's tasks are, while they are at an epoch. Shared by all of them.
 #[derive(Debug)]
 pub struct Progress {
@@ -308,6 +342,7 @@ pub struct Progress {
     pub scanned: Counter,
     pub to_scan: Counter,
     pub epochs: EpochLog,
+    pub work: Arc<WorkTime>,
     clock: EnvHandle,
     began: Instant,
     /// When rows last moved: milliseconds from `began`.
@@ -322,6 +357,7 @@ impl Progress {
             scanned: Counter::default(),
             to_scan: Counter::default(),
             epochs: EpochLog::new(clock.clone()),
+            work: Arc::new(WorkTime::new(clock.clone())),
             began: clock.now(),
             clock,
             moved: AtomicU64::new(0),
@@ -347,9 +383,9 @@ impl Progress {
     /// A task's work, which must not unwind. While it is being polled, the task computes.
     pub fn watch<F: Future>(self: Arc<Self>, work: F) -> impl Future<Output = F::Output> {
         let mut work = Box::pin(work);
-        std::future::poll_fn(move |context| {
+        poll_fn(move |context| {
             self.computing.fetch_add(1, Ordering::Relaxed);
-            let polled = work.as_mut().poll(context);
+            let polled = self.work.poll(work.as_mut(), context);
             self.computing.fetch_sub(1, Ordering::Relaxed);
             polled
         })
@@ -459,10 +495,14 @@ pub struct JobStats {
     pub to_scan: u64,
     /// For how long nothing of it has moved: no rows, and no upload of what it writes.
     pub idle: Duration,
+    /// See [`WorkTime`].
+    pub worked: Duration,
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
+
     use super::*;
 
     #[test]
@@ -479,6 +519,21 @@ mod tests {
         assert!(at(3).is_none(), "the oldest make place");
         assert!(at(4).is_some_and(|e| e.sealed <= e.committed && e.committed.is_some()));
         assert!(at(5).is_some_and(|e| e.committed.is_none()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_the_time_of_polls_is_work() {
+        let progress = Arc::new(Progress::new(EnvHandle::default()));
+        let work = async {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            // As if it had computed: the paused clock goes on while it is being polled.
+            let _ = tokio::time::advance(Duration::from_secs(2)).now_or_never();
+        };
+        progress.work.count(work).await;
+        assert_eq!(progress.work.total(), Duration::from_secs(2));
+        let waiting = tokio::time::sleep(Duration::from_secs(5));
+        Arc::clone(&progress).watch(waiting).await;
+        assert_eq!(progress.work.total(), Duration::from_secs(2));
     }
 
     #[tokio::test]

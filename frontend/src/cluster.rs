@@ -191,6 +191,8 @@ pub struct JobRow {
     pub staged: usize,
     /// How many tasks each of its fragments has; none: it is not open on its process.
     pub fragment_tasks: Vec<usize>,
+    /// Thousandths of a core that it has taken of late; `None`: not known.
+    pub load: Option<u32>,
 }
 
 impl TableRow {
@@ -282,6 +284,8 @@ pub struct ProcessRow {
     pub heartbeat: Option<Duration>,
     /// How many jobs run on it.
     pub jobs: usize,
+    /// Thousandths of a core that they have taken of late; `None`: not known.
+    pub load: Option<u32>,
     /// It is given no jobs.
     pub drained: bool,
 }
@@ -298,8 +302,8 @@ impl ProcessRow {
         let roles = process.registration.roles().map(role).collect();
         let (address, epoch, drained) =
             (process.registration.address, process.epoch, process.drained);
-        let (applied, heartbeat) = (None, None);
-        ProcessRow { incarnation, roles, address, epoch, applied, heartbeat, jobs, drained }
+        let (applied, heartbeat, load) = (None, None, None);
+        ProcessRow { incarnation, roles, address, epoch, applied, heartbeat, jobs, load, drained }
     }
 }
 

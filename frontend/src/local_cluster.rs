@@ -351,6 +351,6 @@ fn result_of(outcome: Result<DmlOutcome, DmlError>) -> Result<DmlResult, SqlErro
 }
 
 fn process_row(status: ProcessStatus) -> ProcessRow {
-    let ProcessStatus { incarnation, process, applied, jobs, .. } = status;
-    ProcessRow { applied: Some(applied), ..ProcessRow::new(incarnation, process, jobs) }
+    let ProcessStatus { incarnation, process, applied, jobs, load, .. } = status;
+    ProcessRow { applied: Some(applied), load, ..ProcessRow::new(incarnation, process, jobs) }
 }

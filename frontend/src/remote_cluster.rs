@@ -315,6 +315,7 @@ impl Cluster for RemoteCluster {
                 ProcessRow {
                     applied: told.map(|told| told.applied),
                     heartbeat: age,
+                    load: told.and_then(|told| told.load),
                     ..ProcessRow::new(*id, process.clone(), state.jobs_of(*id))
                 }
             })

@@ -136,7 +136,7 @@ impl Cluster {
     pub fn place_of_new(&self, relation: &Relation) -> u64 {
         let state = self.shared.state.read();
         let takers = placement::takers(&state, &self.computes.incarnations());
-        placement::process_of_new(&state, &takers, relation)
+        placement::process_of_new(&state, &self.shared.loads.loads(&state), &takers, relation)
     }
 
     /// Returns when there is a compute process; an error if none comes, or the leader stops.
@@ -183,11 +183,13 @@ impl Cluster {
     /// record as of which all run somewhere, if they can.
     async fn place(&self, even: bool) -> Result<u64, SqlError> {
         let computes = self.computes.incarnations();
+        // Once: what is measured meanwhile is no reason to plan anew.
+        let loads = self.shared.loads.loads(&self.shared.state.read());
         for _ in 0..PLANS {
             let (number, entries) = {
                 let state = self.shared.state.read();
                 let takers = placement::takers(&state, &computes);
-                (state.number, placement::plan(&state, &takers, even))
+                (state.number, placement::plan(&state, &loads, &takers, even))
             };
             if entries.is_empty() {
                 return Ok(number);
@@ -216,6 +218,7 @@ impl Cluster {
         self.shared.applied.acknowledge(incarnation, heartbeat.applied);
         self.shared.clock.note_peer(incarnation, heartbeat.clock_ms);
         self.note_lookups(incarnation, &std::mem::take(&mut heartbeat.lookups));
+        self.shared.loads.note(incarnation, &heartbeat.jobs, self.shared.env.now());
         self.shared.members.note(heartbeat, self.shared.env.now());
         // It sends no other heartbeat until this one is answered, which the store may delay.
         let _answered = self.shared.members.answering(incarnation, &self.shared.env);

@@ -80,6 +80,7 @@ impl Meta {
             incarnation: status.incarnation,
             applied: if is_leader { self.record() } else { status.applied },
             heartbeat_ms: heartbeat.map(|age| age.as_millis() as u64),
+            load: status.load,
         }
     }
 }

@@ -15,9 +15,11 @@ impl Meta {
     /// All jobs, with what the processes say that they run on.
     pub fn told_jobs(&self) -> Vec<JobReport> {
         let own = self.shared.members.job_reports();
+        let loads = self.shared.loads.loads(&self.shared.state.read());
         let report = |status: JobStatus| {
+            let load = loads.get(&status.relation).copied();
             let own = own.get(&status.relation.0).cloned().unwrap_or_default();
-            self.job_report(status, own)
+            JobReport { load, ..self.job_report(status, own) }
         };
         self.job_statuses().into_iter().map(report).collect()
     }
@@ -80,7 +82,10 @@ impl Meta {
         let names: Vec<String> = inputs.iter().filter_map(|id| name(*id)).collect();
         // What is being created has no frontier.
         let readable = inputs.iter().any(|id| self.frontier(*id).is_some());
-        let what = if readable { "detached, or reading what is" } else { "being created" };
+        let what = match readable {
+            true => "detached, reading what is, or further behind than versions are kept",
+            false => "being created",
+        };
         format!("{} {what}", is_or_are(&names))
     }
 

@@ -47,6 +47,7 @@ mod idle_splits;
 mod in_flight;
 pub mod invariants;
 mod job;
+mod job_loads;
 pub mod job_reports;
 pub mod jobs;
 pub mod log;

@@ -29,6 +29,7 @@ use crate::feed::{self, Follow};
 use crate::first_record::{alone, leaders_before};
 use crate::fold::Verdict;
 use crate::gc::{Collector, GcOptions};
+use crate::job_loads::load_of;
 use crate::log::{LogStore, LogWriter, Retention, WriterOptions};
 use crate::lookups;
 use crate::options::MetaOptions;
@@ -237,13 +238,14 @@ impl Meta {
     /// The processes that are not fenced, and how each is.
     pub fn processes(&self) -> Vec<ProcessStatus> {
         let state = self.shared.state.read();
-        let now = self.shared.env.now();
+        let (now, loads) = (self.shared.env.now(), self.shared.loads.loads(&state));
         let status = |(incarnation, process): (&u64, &Process)| ProcessStatus {
             incarnation: *incarnation,
             process: process.clone(),
             applied: self.shared.applied.last_applied(*incarnation).unwrap_or(process.number),
             heartbeat: self.shared.members.heartbeat_age(*incarnation, now),
             jobs: state.jobs_of(*incarnation),
+            load: load_of(&state, &loads, *incarnation),
         };
         state.processes.live().iter().map(status).collect()
     }

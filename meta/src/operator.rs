@@ -86,6 +86,7 @@ impl Meta {
     fn job_overviews(&self) -> Vec<JobOverview> {
         let own: BTreeMap<u32, JobReport> = self.shared.members.job_reports();
         let catalog = self.catalog();
+        let loads = self.shared.loads.loads(&self.shared.state.read());
         let overview = |status: crate::status::JobStatus| {
             let (id, generation) = (status.relation, status.generation.0);
             let report = self.job_report(status, own.get(&id.0).cloned().unwrap_or_default());
@@ -102,6 +103,7 @@ impl Meta {
                 state: report.state,
                 reason: report.reason,
                 lag_ms: report.lag_ms,
+                load: loads.get(&id).copied(),
             }
         };
         self.job_statuses().into_iter().map(overview).collect()

@@ -40,6 +40,8 @@ pub struct ProcessStatus {
     pub heartbeat: Option<Duration>,
     /// How many jobs run on it.
     pub jobs: usize,
+    /// Thousandths of a core that these take; `None`: not known of any.
+    pub load: Option<u32>,
 }
 
 /// Part of the folded state.

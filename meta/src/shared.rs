@@ -32,6 +32,7 @@ use crate::error::MetaError;
 use crate::fold::Verdict;
 use crate::groups::Groups;
 use crate::job::JobHandle;
+use crate::job_loads::LoadBoard;
 use crate::log::{LogWriter, Observer};
 use crate::lookups::Lookups;
 use crate::members::Members;
@@ -115,6 +116,8 @@ pub struct Shared {
     pub inherited: Mutex<BTreeMap<JobId, Generation>>,
     /// The other processes of a cluster.
     pub members: Members,
+    /// How much of a core each job takes.
+    pub loads: LoadBoard,
     /// Whether this process's clock is right.
     pub clock: Arc<ClockGuard>,
     /// Advisory locks of the sessions of all frontends of a cluster.
@@ -169,6 +172,7 @@ impl Shared {
             is_alone: OnceLock::new(),
             inherited: Mutex::default(),
             members: Members::default(),
+            loads: LoadBoard::default(),
             clock,
             advisory: AdvisoryLocks::default(),
             sessions: SessionBoard::default(),

@@ -183,11 +183,20 @@ fn incarnation(worker: &WorkerOverview) -> u64 {
 }
 
 fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {
-    let columns =
-        ["worker", "role", "address", "state", "since", "heartbeat_ms", "records_behind", "jobs"];
+    let columns = [
+        "worker",
+        "role",
+        "address",
+        "state",
+        "since",
+        "heartbeat_ms",
+        "records_behind",
+        "jobs",
+        "load",
+    ];
     let mut listing = Listing::new(&columns);
     for worker in &overview.workers {
-        let ProcessReport { incarnation, applied, heartbeat_ms } = report(worker);
+        let ProcessReport { incarnation, applied, heartbeat_ms, load } = report(worker);
         let state = match heartbeat_ms.map(Duration::from_millis) {
             _ if incarnation == overview.leader => "leads",
             Some(age) if age > SILENT => "silent",
@@ -204,15 +213,14 @@ fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {
             json!(heartbeat_ms),
             json!(overview.record.saturating_sub(applied)),
             json!(jobs),
+            json!(load.map(cores)),
         ]);
     }
     // They are not in the log until they lead.
     for address in connection.standing_by() {
-        let null = Value::Null;
-        let nothing = [null.clone(), null.clone(), null.clone(), null];
-        let [since, heartbeat, behind, jobs] = nothing;
+        let [own, since, heartbeat, behind, jobs, load] = std::array::from_fn(|_| Value::Null);
         let (role, state) = (json!("meta"), json!("stands by"));
-        listing.add([Value::Null, role, json!(address), state, since, heartbeat, behind, jobs]);
+        listing.add([own, role, json!(address), state, since, heartbeat, behind, jobs, load]);
     }
     listing
 }
@@ -228,6 +236,7 @@ fn jobs(overview: &ClusterOverview) -> Listing {
         "generation",
         "parallelism",
         "lag_ms",
+        "load",
         "reason",
     ];
     let mut listing = Listing::new(&columns);
@@ -244,10 +253,16 @@ fn jobs(overview: &ClusterOverview) -> Listing {
             // As many as the process says.
             json!(Some(job.parallelism).filter(|tasks| *tasks > 0)),
             json!(job.lag_ms),
+            json!(job.load.map(cores)),
             json!(job.reason),
         ]);
     }
     listing
+}
+
+/// Of thousandths.
+fn cores(load: u32) -> f64 {
+    f64::from(load) / 1e3
 }
 
 fn placed_on<'a>(overview: &'a ClusterOverview, job: &JobOverview) -> Option<&'a WorkerOverview> {

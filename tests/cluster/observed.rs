@@ -77,10 +77,15 @@ async fn processes_tell_how_they_are() {
     }
     await_true(&client, &of("meta", "heartbeat_ms IS NULL AND applied_record > 0")).await;
     await_true(&client, &of("compute", "jobs = 1")).await;
-    await_true(&client, &of("compactor", "jobs = 0")).await;
+    await_true(&client, &of("compactor", "jobs = 0 AND load IS NULL")).await;
+    // The measure of a job that does nothing comes first.
+    await_true(&client, &of("compute", "load >= 0")).await;
+    run(&client, "INSERT INTO t SELECT i FROM generate_series(1, 100000) AS g(i)").await;
+    await_true(&client, &of("compute", "load > 0")).await;
+    await_true(&client, "SELECT count(*) FROM millrace_catalog.jobs WHERE load > 0").await;
     // Without a leader the log tells who takes part, and nobody how they are.
     cluster.process("meta").kill();
-    await_true(&client, &of("compute", "jobs = 1 AND heartbeat_ms IS NULL")).await;
+    await_true(&client, &of("compute", "jobs = 1 AND heartbeat_ms IS NULL AND load IS NULL")).await;
 }
 
 /// Each is a query whose answer must be 0.

@@ -135,7 +135,8 @@ impl Load {
         self.rows += chunk.num_rows() as u64;
         self.announce(&chunk);
         if self.staging.is_some() {
-            return self.stage(chunk).await;
+            let work = Arc::clone(&self.table.work);
+            return work.count(self.stage(chunk)).await;
         }
         self.account.grow(chunk.memory_size());
         self.chunks.push(chunk);
@@ -235,7 +236,9 @@ impl Load {
     pub async fn finish(mut self, entered: &EntryFlag) -> Result<DmlOutcome, DmlError> {
         let announced = std::mem::take(&mut self.announced);
         let with = announced.with.clone();
-        let outcome = self.commit(entered, announced.are_all.then_some(announced.with)).await?;
+        let work = Arc::clone(&self.table.work);
+        let commit = self.commit(entered, announced.are_all.then_some(announced.with));
+        let outcome = work.count(commit).await?;
         with.committed(outcome.epoch);
         Ok(outcome)
     }

@@ -160,8 +160,9 @@ impl Job {
     /// Runs a table's connector until the job ends.
     pub fn spawn_feed(self: &Arc<Self>, feed: Feed, runtime: &tokio::runtime::Handle) {
         let (job, stop) = (Arc::downgrade(self), self.stop.clone());
+        let work = Arc::clone(&self.metrics.progress.work);
         self.handles.lock().push(spawn_on(runtime, "feed a table", async move {
-            let run = AssertUnwindSafe(feed.run()).catch_unwind();
+            let run = AssertUnwindSafe(work.count(feed.run())).catch_unwind();
             let ended = tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
@@ -273,6 +274,7 @@ impl Job {
             scanned: progress.scanned.get(),
             to_scan: progress.to_scan.get(),
             idle: progress.idle().min(uploaded.unwrap_or(Duration::MAX)),
+            worked: progress.work.total(),
         }
     }
 }

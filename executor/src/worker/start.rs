@@ -156,11 +156,13 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         delta_bytes: shared.options.delta_bytes,
         early_seal_bytes: EARLY_SEAL_INLINES * shared.store.inline_bytes(),
     };
+    let progress = Arc::new(Progress::new(shared.store.env().clone()));
     let common = Common {
         meta: Arc::clone(&meta),
         governor: Arc::clone(&shared.governor),
         changelogs: Arc::clone(&shared.changelogs),
         ties: Arc::clone(&shared.ties),
+        work: Arc::clone(&progress.work),
     };
     let StartJob { relation, generation, version, .. } = &start;
     let sequencer = Sequencer::new(relation, &store, *generation, version, common, limits)?;
@@ -179,7 +181,6 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);
     let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
-    let progress = Arc::new(Progress::new(shared.store.env().clone()));
     let metrics = JobMetrics::plain(vec![1], progress);
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     if start.relation.has_connector() {

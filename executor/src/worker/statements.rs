@@ -33,7 +33,8 @@ impl Worker {
         job: JobId,
         statement: DmlStatement,
     ) -> Result<DmlOutcome, DmlError> {
-        self.shared.table(job).await?.apply(statement).await
+        let table = self.shared.table(job).await?;
+        table.work.count(table.apply(statement)).await
     }
 
     /// Commits net changes of several tables at one epoch, or none of them, if what they were computed from is still
@@ -53,7 +54,13 @@ impl Worker {
             found.push(Part { table, statement });
         }
         let premises = self.shared.premises(read).await?;
-        transaction::commit(id, found, premises).await
+        // All tables are on one process: which of them it counts for does not matter.
+        let work = found.first().map(|part| Arc::clone(&part.table.work));
+        let commit = transaction::commit(id, found, premises);
+        match work {
+            Some(work) => work.count(commit).await,
+            None => commit.await,
+        }
     }
 
     /// Makes other statements of these tables wait, and waits for those that are under way: what is read from now on

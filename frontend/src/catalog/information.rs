@@ -183,7 +183,7 @@ pub fn millrace_catalog(t: &SystemTables, name: &str) -> Option<RecordBatch> {
 
 fn processes(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
-        "incarnation:i roles:a address:t epoch:i applied_record:i heartbeat_ms:i jobs:i since:t drained:b",
+        "incarnation:i roles:a address:t epoch:i applied_record:i heartbeat_ms:i jobs:i since:t drained:b load:g",
     );
     for p in t.shared.cluster.processes() {
         let roles: Vec<String> = p.roles.iter().map(|role| (*role).to_owned()).collect();
@@ -191,14 +191,15 @@ fn processes(t: &SystemTables) -> Option<RecordBatch> {
             address: (!p.address.is_empty()).then_some(p.address), epoch: p.epoch.0 as i64,
             applied_record: p.applied.map(|n| n as i64),
             heartbeat_ms: p.heartbeat.map(|age| age.as_millis() as i64), jobs: p.jobs as i64,
-            since: instant(p.epoch.millis() as i64 * 1_000), drained: p.drained);
+            since: instant(p.epoch.millis() as i64 * 1_000), drained: p.drained,
+            load: p.load.map(cores));
     }
     rows.finish()
 }
 
 fn jobs(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
-        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t parallelism:i worker:i generation:i",
+        "id:o schema_name:n name:n state:t progress:t reason:t epoch:i lag_ms:i late_rows:i kind:t rows:i state_bytes:i waits_for:t parallelism:i worker:i generation:i load:g",
     );
     let all = told_jobs(t.shared.cluster.as_ref(), t.catalog());
     let placed: BTreeMap<u32, PlacedVersion> =
@@ -212,9 +213,14 @@ fn jobs(t: &SystemTables) -> Option<RecordBatch> {
             state_bytes: j.state_bytes() as i64, waits_for: waits_for(j, &all, t.catalog()),
             parallelism: r.map(|r| i64::from(r.parallelism)).filter(|tasks| *tasks > 0),
             worker: placed.map(|p| p.process as i64).filter(|process| *process > 0),
-            generation: placed.map(|p| p.version.generation as i64));
+            generation: placed.map(|p| p.version.generation as i64), load: j.load.map(cores));
     }
     rows.finish()
+}
+
+/// Of thousandths.
+fn cores(load: u32) -> f64 {
+    f64::from(load) / 1e3
 }
 
 /// The runs that the newest version of each job names.

@@ -39,6 +39,8 @@ pub fn job_report(row: JobRow) -> JobReport {
         idle_ms: None,
         feed_error: None,
         fragment_tasks: row.fragment_tasks.iter().map(|tasks| *tasks as u32).collect(),
+        worked_us: None,
+        load: row.load,
     }
 }
 
@@ -67,6 +69,7 @@ pub fn job_row(report: JobReport) -> JobRow {
         published: report.published,
         staged: report.staged as usize,
         fragment_tasks: report.fragment_tasks.iter().map(|tasks| *tasks as usize).collect(),
+        load: report.load,
     }
 }
 
@@ -171,6 +174,7 @@ mod tests {
             published: 31,
             staged: 32,
             fragment_tasks: vec![33, 34],
+            load: Some(35),
         };
         // Every field differs from its default, so one that is not carried shows.
         let told = format!("{row:?}");

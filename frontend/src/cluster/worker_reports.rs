@@ -17,6 +17,7 @@ pub fn worker_report(worker: &Worker, store: &StateStore, id: JobId) -> JobRepor
     let (stats, job) = (worker.stats(id), store.job(id));
     let reason = retried_reads(store, id).or_else(|| slow_write(store, id));
     let (idle_ms, feed) = (stats.as_ref().map(|s| s.idle), worker.feed_error(id));
+    let worked = stats.as_ref().map(|s| s.worked);
     let stats = stats.unwrap_or_default();
     let tables = job.map_or(vec![], |job| job.stats().tables);
     let told = job_report(JobRow {
@@ -30,6 +31,7 @@ pub fn worker_report(worker: &Worker, store: &StateStore, id: JobId) -> JobRepor
         ..JobRow::default()
     });
     JobReport {
+        worked_us: worked.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         idle_ms: idle_ms.map(|idle| u64::try_from(idle.as_millis()).unwrap_or(u64::MAX)),
         feed_error: feed.map(|error| error.into_parts().message),
         ..told

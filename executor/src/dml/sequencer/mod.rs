@@ -39,6 +39,7 @@ use crate::input::generated::PROCTIME;
 use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
+use crate::stats::WorkTime;
 use batch::BatchSignals;
 pub use batch::EARLY_SEAL_INLINES;
 pub(super) use lookup::{FREE_LOOKUPS, KeyRows};
@@ -94,6 +95,8 @@ pub struct Sequencer {
     /// Fired by `stop`.
     ended: CancellationToken,
     next_row_id: AtomicI64,
+    /// Of its statements.
+    pub work: Arc<WorkTime>,
 }
 
 /// What a worker's sequencers are given.
@@ -102,6 +105,7 @@ pub struct Common {
     pub governor: Arc<MemoryGovernor>,
     pub changelogs: Arc<ChangelogCache>,
     pub ties: Arc<TransactionGroups>,
+    pub work: Arc<WorkTime>,
 }
 
 /// Bounds of a sequencer.
@@ -122,7 +126,7 @@ impl Sequencer {
         common: Common,
         limits: Limits,
     ) -> Result<Sequencer, ExecError> {
-        let Common { meta, governor, changelogs, ties } = common;
+        let Common { meta, governor, changelogs, ties, work } = common;
         let layout = RowLayout::of_relation(relation)?;
         if layout.storage != RowStorage::Keyed {
             return Err(ExecError::internal("a table whose rows have no key"));
@@ -166,6 +170,7 @@ impl Sequencer {
             batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(next),
+            work,
         })
     }
 
