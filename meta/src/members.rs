@@ -68,19 +68,22 @@ impl Members {
         }
     }
 
-    /// A heartbeat that others have overtaken says nothing: what it does not pin may be pinned since.
+    /// A process that tells of fewer records than before has been overtaken by itself: what it does not pin may be pinned
+    /// since, and what it has told before may be over. Until it is as far again both count.
     pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
         let Heartbeat { incarnation, applied, reads_from, pinned, jobs, usage, .. } = heartbeat;
         let usage = ProcessUsage { incarnation, ..usage.unwrap_or_default() };
         let reads_from = reads_from.map(Epoch);
-        let pinned = pinned.into_iter().collect();
+        let pinned: BTreeSet<String> = pinned.into_iter().collect();
         let mut contacts = self.0.lock();
         let contact = contacts.entry(incarnation).or_insert_with(|| Contact::at(now));
         if applied < contact.applied {
-            return;
+            contact.reads_from = contact.reads_from.into_iter().chain(reads_from).min();
+            contact.pinned.extend(pinned);
+        } else {
+            (contact.reads_from, contact.pinned, contact.applied) = (reads_from, pinned, applied);
         }
-        let answering = contact.answering;
-        *contact = Contact { last: now, reads_from, pinned, jobs, usage, applied, answering };
+        (contact.last, contact.jobs, contact.usage) = (now, jobs, usage);
     }
 
     /// While the answer lives, the process is not lost: it waits for this one.
@@ -236,5 +239,27 @@ mod tests {
         assert!(members.pins("a"));
         members.note(Heartbeat { applied: 8, ..beat(1) }, Instant::now());
         assert!(!members.pins("a"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_tells_of_fewer_records_than_before_is_heard_all_the_same() {
+        let members = Members::default();
+        let pins = |applied, reads_from, object: &str| {
+            let pinned = vec![object.to_owned()];
+            Heartbeat { applied, reads_from: Some(reads_from), pinned, ..beat(1) }
+        };
+        members.note(pins(8, 30, "a"), Instant::now());
+        tokio::time::advance(PROCESS_LEASE).await;
+        let jobs = vec![JobReport { relation: 5, ..JobReport::default() }];
+        members.note(Heartbeat { jobs, ..pins(7, 20, "b") }, Instant::now());
+        assert!(members.pins("a") && members.pins("b"));
+        assert_eq!(members.reads_from(), Some(Epoch(20)));
+        assert!(members.job_reports().contains_key(&5));
+        assert_eq!(members.silence(1, Instant::now()), Some(Duration::ZERO));
+        members.note(pins(7, 40, "c"), Instant::now());
+        assert_eq!(members.reads_from(), Some(Epoch(20)), "7 is not what it was before");
+        members.note(pins(8, 50, "d"), Instant::now());
+        assert!(!["a", "b", "c"].iter().any(|object| members.pins(object)));
+        assert_eq!(members.reads_from(), Some(Epoch(50)));
     }
 }

@@ -43,7 +43,8 @@ pub struct StreamMessage {
 pub struct Acknowledged {
     /// It has every record up to this number, and has applied it to every job that is not in `behind`.
     pub received: u64,
-    /// Jobs that are busy, and for each the oldest record that has not been applied to it.
+    /// Jobs that are busy or being opened, and for each the oldest record that has not been applied to it, nor is in what
+    /// it is opened from.
     pub behind: Vec<(JobId, u64)>,
 }
 

@@ -53,10 +53,19 @@ impl Step {
 #[derive(Default)]
 struct Queue {
     steps: VecDeque<Step>,
-    /// The job's state is being opened: nothing is applied to it.
-    is_opening: bool,
+    /// The job's state is being opened from its version as of this record: nothing is applied to it.
+    opening: Option<u64>,
     /// The first step is being applied.
     is_applying: bool,
+}
+
+impl Queue {
+    /// The oldest record that is not applied to the job, nor in the version that it is being opened from. What was
+    /// acknowledged stays true when the opening ends.
+    fn lacks(&self) -> Option<u64> {
+        let opened = self.opening.filter(|_| !self.is_applying).unwrap_or(0);
+        self.steps.iter().map(|step| step.record.number).find(|number| *number > opened)
+    }
 }
 
 #[derive(Default)]
@@ -86,9 +95,7 @@ impl State {
     }
 
     fn acknowledged(&self) -> Acknowledged {
-        // Who opens a job is told when it is open.
-        let busy = self.queues.iter().filter(|(_, queue)| !queue.is_opening);
-        let behind = busy.filter_map(|(job, q)| Some((*job, q.steps.front()?.record.number)));
+        let behind = self.queues.iter().filter_map(|(job, q)| Some((*job, q.lacks()?)));
         Acknowledged { received: self.last.unwrap_or(0), behind: behind.collect() }
     }
 }
@@ -107,23 +114,32 @@ pub struct Opening<'a> {
     shared: &'a Arc<Shared>,
     job: JobId,
     record: u64,
+    /// Whether it has begun: no step is being applied any more.
+    has_begun: bool,
 }
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         let stream = &self.shared.stream;
         let mut state = stream.state.lock();
-        state.opened.insert(self.job, self.record);
-        state.last.get_or_insert(self.record);
+        if self.has_begun {
+            state.opened.insert(self.job, self.record);
+            state.last.get_or_insert(self.record);
+        }
         let Some(queue) = state.queues.get_mut(&self.job) else { return };
-        queue.is_opening = false;
-        queue.steps.retain(|step| step.record.number > self.record);
-        if queue.steps.is_empty() {
+        queue.opening = None;
+        if self.has_begun {
+            queue.steps.retain(|step| step.record.number > self.record);
+        }
+        let is_empty = queue.steps.is_empty();
+        if is_empty {
             state.queues.remove(&self.job);
-            return;
         }
         drop(state);
-        self.shared.drain(self.job);
+        stream.settled.notify_waiters();
+        if !is_empty {
+            self.shared.drain(self.job);
+        }
     }
 }
 
@@ -166,15 +182,18 @@ impl RecordStream {
 impl Shared {
     /// From now on nothing is applied to the job, which is opened from its version as of `record`.
     pub async fn begin_opening(self: &Arc<Shared>, job: JobId, record: u64) -> Opening<'_> {
+        // Whoever gives up here leaves no job behind that nobody opens.
+        let mut opening = Opening { shared: self, job, record, has_begun: false };
         loop {
             let settled = self.stream.settled.notified();
             {
                 let mut state = self.stream.state.lock();
                 let queue = state.queues.entry(job).or_default();
-                queue.is_opening = true;
-                if !queue.is_applying {
-                    return Opening { shared: self, job, record };
-                }
+                queue.opening = Some(record);
+                opening.has_begun = !queue.is_applying;
+            }
+            if opening.has_begun {
+                return opening;
             }
             settled.await;
         }
@@ -261,7 +280,7 @@ impl Shared {
     /// The step to be applied next. `None`: none waits, or the job is being opened.
     fn next_waiting(&self, job: JobId) -> Option<Step> {
         let mut state = self.stream.state.lock();
-        let queue = state.queues.get_mut(&job).filter(|q| !q.is_opening && !q.is_applying)?;
+        let queue = state.queues.get_mut(&job).filter(|q| q.opening.is_none() && !q.is_applying)?;
         let step = queue.steps.front().cloned();
         queue.is_applying = step.is_some();
         if step.is_none() {
@@ -275,7 +294,7 @@ impl Shared {
         if let Some(queue) = state.queues.get_mut(&job) {
             queue.is_applying = false;
             queue.steps.pop_front();
-            if queue.steps.is_empty() && !queue.is_opening {
+            if queue.steps.is_empty() && queue.opening.is_none() {
                 state.queues.remove(&job);
             }
         }

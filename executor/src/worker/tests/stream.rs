@@ -122,15 +122,30 @@ async fn records_about_a_job_that_is_being_opened_wait_until_it_is() {
     c.meta.fold_edit(t, edit);
     let message = c.meta.next_message();
     let at = c.worker.apply_records(message).await.unwrap();
-    assert_eq!(at, Acknowledged { received: record + 1, behind: Vec::new() });
+    assert_eq!(at, Acknowledged { received: record + 1, behind: vec![(t, record + 1)] });
+    assert_eq!(at.applied(), record, "the version that it is opened from has no more");
     assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 0);
     drop(opening);
-    let busy = c.worker.shared.stream.acknowledged();
-    if !busy.behind.is_empty() {
-        assert_eq!(c.worker.applied_since(busy).await, at);
-    }
+    let settled = c.worker.applied_since(at).await;
+    assert_eq!(settled, Acknowledged { received: record + 1, behind: Vec::new() });
     assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
     assert_eq!(c.rows(t).await.len(), 100);
+}
+
+/// What the version has that a job is opened from need not be applied to it, whatever is sent late.
+#[tokio::test]
+async fn what_is_acknowledged_while_a_job_is_opened_is_not_taken_back() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let edit = c.store.job(t).unwrap().flush().await.unwrap();
+    c.meta.fold_edit(t, edit);
+    let record = c.meta.log.lock().len() as u64;
+    let opening = c.worker.shared.begin_opening(t, record).await;
+    let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
+    assert_eq!(at, Acknowledged { received: record, behind: Vec::new() });
+    drop(opening);
+    assert_eq!(c.worker.shared.stream.acknowledged(), at);
+    assert_eq!(c.worker.applied(), Some(record));
 }
 
 #[tokio::test]
