@@ -215,11 +215,13 @@ impl Cluster {
         }
         let is_leaving = heartbeat.leaving;
         let names = std::mem::take(&mut heartbeat.given_up);
-        self.shared.applied.acknowledge(incarnation, heartbeat.applied);
+        let applied = heartbeat.applied;
         self.shared.clock.note_peer(incarnation, heartbeat.clock_ms);
         self.note_lookups(incarnation, &std::mem::take(&mut heartbeat.lookups));
         self.shared.loads.note(incarnation, &heartbeat.jobs, self.shared.env.now());
         self.shared.members.note(heartbeat, self.shared.env.now());
+        // Later than its pins: who sees that it has applied a record sees what it has read since.
+        self.shared.applied.acknowledge(incarnation, applied);
         // It sends no other heartbeat until this one is answered, which the store may delay.
         let _answered = self.shared.members.answering(incarnation, &self.shared.env);
         if !names.is_empty() {

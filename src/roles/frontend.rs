@@ -251,9 +251,11 @@ pub(crate) async fn close_idle(versions: Arc<VersionFollower>) {
 fn told(log: &Arc<LogFollower>, versions: &Arc<VersionFollower>) -> Told {
     let (log, versions) = (Arc::clone(log), Arc::clone(versions));
     Box::new(move |_| {
+        let applied = log.number();
+        // Asked later than `applied`: what is dropped after that is not deleted before the next heartbeat.
         let pinned = versions.pinned();
         Heartbeat {
-            applied: log.number(),
+            applied,
             reads_from: pinned.epoch.map(|epoch| epoch.0),
             pinned: pinned.objects.into_iter().collect(),
             ..Heartbeat::default()
