@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{EnvHandle, JobId, RelationId, SqlError};
+use millrace_common::{EnvHandle, Epoch, JobId, RelationId, SqlError};
 use millrace_rpc::control::{Heartbeat, MetaControl, TableLookups};
 use millrace_rpc::log::{EditVersion, Entry, MoveParts, ProcessRole};
 use millrace_rpc::services::{CompactionTask, CompactorService, ComputeService, LivePart};
@@ -29,11 +29,11 @@ use crate::options::MetaOptions;
 struct Compacting {
     incarnation: u64,
     address: String,
-    /// The tasks that each address was given.
+    /// The horizons of the tasks that each address was given.
     given: Given,
 }
 
-type Given = Arc<Mutex<BTreeMap<String, usize>>>;
+type Given = Arc<Mutex<BTreeMap<String, Vec<Epoch>>>>;
 
 #[async_trait]
 impl CompactorService for Compacting {
@@ -41,8 +41,8 @@ impl CompactorService for Compacting {
         let given = {
             let mut given = self.given.lock();
             let of_this = given.entry(self.address.clone()).or_default();
-            *of_this += 1;
-            *of_this
+            of_this.push(task.horizon);
+            of_this.len()
         };
         if self.address == "stalls" || self.address == "late" && given > 1 {
             return std::future::pending().await;
@@ -178,7 +178,7 @@ impl Test {
     }
 
     fn given_to(&self, address: &str) -> usize {
-        self.given.lock().get(address).copied().unwrap_or(0)
+        self.given.lock().get(address).map_or(0, Vec::len)
     }
 
     async fn until(&self, what: impl Fn(&Test) -> bool) {
@@ -277,4 +277,33 @@ async fn a_table_is_merged_when_it_has_been_looked_up() {
     let frontend = registered(&test.meta, process(3, ProcessRole::Frontend, "f:1")).await;
     told(frontend, READ_BURST / 2).await;
     test.until(|t| t.merged_by() == Some(compactor)).await;
+}
+
+/// An epoch that is older than `snapshot_retention`, and the horizon of a compaction beside a frontend that does or does
+/// not read as of it.
+async fn horizon_beside(is_read: bool) -> (Epoch, Epoch) {
+    let mut test = Test::new().await;
+    test.meta.set_setting("snapshot_retention", Some("30s")).await.unwrap();
+    let compactor = test.compactor(2, "merges").await;
+    test.beats(compactor);
+    let frontend = registered(&test.meta, process(3, ProcessRole::Frontend, "f:1")).await;
+    let epoch = test.meta.state_for_tests().epoch;
+    for _ in 0..60 {
+        let reads_from = is_read.then_some(epoch.0);
+        let heartbeat = Heartbeat { incarnation: frontend, reads_from, ..Heartbeat::default() };
+        test.meta.beat(heartbeat).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    test.add_runs().await;
+    test.until(|t| t.given_to("merges") == 1).await;
+    let horizon = test.given.lock()["merges"][0];
+    (epoch, horizon)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_compaction_keeps_the_versions_that_a_long_transaction_reads() {
+    let (epoch, horizon) = horizon_beside(true).await;
+    assert_eq!(horizon, epoch);
+    let (epoch, horizon) = horizon_beside(false).await;
+    assert!(horizon > epoch, "nobody needs them: {horizon} {epoch}");
 }
