@@ -26,7 +26,7 @@ use crate::advisory::{self, Listed, Request, Scope, SessionId};
 use crate::cluster::{Cluster, has_role};
 use crate::meta::{CreateOptions, Meta};
 use crate::processes::ProcessStatus;
-use crate::read::shutting_down;
+use crate::read::{prove_lead, shutting_down};
 use crate::state::has_job;
 
 /// Records of one message to a follower, at most.
@@ -261,6 +261,14 @@ impl MetaControl for Meta {
             true => locks.acquire(&request).await.map(|()| true),
             false => locks.try_acquire(&request),
         };
+        if matches!(taken, Ok(true)) {
+            // Another leader may have given it to somebody else since this process was last awake.
+            let limit = self.shared.settings().read_wait_timeout;
+            if let Err(error) = prove_lead(&self.shared, limit).await {
+                locks.release_before(holder, number, &[(key, mode)]);
+                return Err(error.into());
+            }
+        }
         // Of a process that was fenced meanwhile nobody takes it back.
         let session = proto_session(holder);
         if let Err(fenced) = self.live_session(Some(session)) {

@@ -6,7 +6,7 @@
 //! waiting has nothing when that task has told the leader so.
 //!
 //! Locks are lost with their leader. A session that has held some is told once: by the error of its next statement, or
-//! of its commit.
+//! of its commit. One that holds none and waits for a lock goes on to wait at the next leader.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -25,11 +25,17 @@ use millrace_rpc::control::{
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::LockRequest;
 
 /// Between attempts to tell a leader that does not answer.
 const PAUSE: Duration = Duration::from_millis(500);
+
+/// For how long a lock is asked for while no leader answers. A change of leader takes a few seconds.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// A call that has lasted for longer has had its leader meanwhile: nobody waits so long for one that does not answer.
+const SILENCE: Duration = Duration::from_secs(8);
 
 /// How long a look at locks waits for the leader.
 const LIST_WAIT: Duration = Duration::from_secs(2);
@@ -184,10 +190,7 @@ impl LeaderLocks {
     }
 
     pub(super) fn check(&self, pid: i32) -> Result<(), SqlError> {
-        match self.0.sessions.lock().get_mut(&pid) {
-            Some(held) => held.check(&self.0.leader),
-            None => Ok(()),
-        }
+        self.0.check(pid)
     }
 
     pub(super) async fn refresh(&self) -> Result<(), SqlError> {
@@ -246,6 +249,24 @@ impl Held {
     }
 }
 
+/// What becomes of a lock that a leader has given.
+#[derive(Debug)]
+enum Noted {
+    Held,
+    /// The session wants it no more, for this reason.
+    Unwanted(SqlError),
+    /// That leader has been succeeded, by this term at the latest: others may be given the lock.
+    Past {
+        term: u64,
+    },
+}
+
+/// Whether nobody leads there: the leader is to be asked again, or another one.
+fn is_gone(error: &CallError) -> bool {
+    let is_past = matches!(error, CallError::StaleTerm { .. } | CallError::StaleIncarnation { .. });
+    is_past || error.is_retryable()
+}
+
 /// Asks the leader for what one session wants, one after the other.
 struct SessionTask {
     inner: Arc<Inner>,
@@ -271,36 +292,59 @@ impl SessionTask {
         waits: bool,
         mut reply: oneshot::Sender<Result<bool, SqlError>>,
     ) {
-        self.number += 1;
         let lock = advisory::to_proto(request.key, request.mode);
-        let call = self.inner.leader.meta.take_lock(TakeLockRequest {
-            session: Some(self.session),
-            lock: Some(lock),
-            waits,
-            number: self.number,
-        });
-        let outcome = tokio::select! {
+        let (result, is_unwanted) = tokio::select! {
             biased;
-            outcome = call => Some(outcome),
+            asked = self.ask(&request, lock, waits) => asked,
             // The statement has been cancelled.
-            () = reply.closed() => None,
-        };
-        let (result, is_unwanted) = match outcome {
-            None => (Ok(false), true),
-            Some(Ok(TakeLockAnswer { taken: false, .. })) => (Ok(false), false),
-            Some(Ok(TakeLockAnswer { taken: true, term })) => match self.inner.note(&request, term)
-            {
-                Ok(()) => (Ok(true), false),
-                Err(error) => (Err(error), true),
-            },
-            Some(Err(CallError::Sql(error))) => (Err(error), false),
-            // It may have taken it all the same.
-            Some(Err(error)) => (Err(error.into()), true),
+            () = reply.closed() => (Ok(false), true),
         };
         let is_taken = matches!(result, Ok(true));
         let is_told = reply.send(result).is_ok();
         if is_unwanted || (is_taken && !is_told && self.inner.forget(&request)) {
             self.give_back(vec![lock], false).await;
+        }
+    }
+
+    /// Whether the leader has given the session the lock, and whether it may have one that the session does not want. Where
+    /// a leader is lost meanwhile, the next one is asked.
+    async fn ask(
+        &mut self,
+        request: &LockRequest,
+        lock: AdvisoryLock,
+        waits: bool,
+    ) -> (Result<bool, SqlError>, bool) {
+        let mut deadline = Instant::now() + PATIENCE;
+        loop {
+            self.number += 1;
+            let began = Instant::now();
+            let answer = self.inner.leader.meta.take_lock(TakeLockRequest {
+                session: Some(self.session),
+                lock: Some(lock),
+                waits,
+                number: self.number,
+            });
+            let error = match answer.await {
+                Ok(TakeLockAnswer { taken: false, .. }) => return (Ok(false), false),
+                Ok(TakeLockAnswer { taken: true, term }) => match self.inner.note(request, term) {
+                    Noted::Held => return (Ok(true), false),
+                    Noted::Unwanted(error) => return (Err(error), true),
+                    Noted::Past { term } => CallError::StaleTerm { term },
+                },
+                Err(CallError::Sql(error)) => return (Err(error), false),
+                Err(error) => error,
+            };
+            if began.elapsed() > SILENCE {
+                deadline = Instant::now() + PATIENCE;
+            }
+            if !is_gone(&error) || Instant::now() + PAUSE >= deadline {
+                // It may have taken it all the same.
+                return (Err(error.into()), true);
+            }
+            tokio::time::sleep(PAUSE).await;
+            if let Err(lost) = self.inner.check(request.pid) {
+                return (Err(lost), true);
+            }
         }
     }
 
@@ -311,10 +355,7 @@ impl SessionTask {
         let request = GiveBackLocksRequest { session, number, locks, ended };
         loop {
             match self.inner.leader.meta.give_back_locks(request.clone()).await {
-                Err(CallError::StaleTerm { .. } | CallError::StaleIncarnation { .. }) => {
-                    tokio::time::sleep(PAUSE).await;
-                }
-                Err(error) if error.is_retryable() => tokio::time::sleep(PAUSE).await,
+                Err(error) if is_gone(&error) => tokio::time::sleep(PAUSE).await,
                 Ok(()) | Err(_) => return,
             }
         }
@@ -322,17 +363,31 @@ impl SessionTask {
 }
 
 impl Inner {
-    /// A session has a lock at the leader of this term. An error: it wants it no more.
-    fn note(&self, request: &LockRequest, term: u64) -> Result<(), SqlError> {
+    /// See [`Held::check`].
+    fn check(&self, pid: i32) -> Result<(), SqlError> {
+        match self.sessions.lock().get_mut(&pid) {
+            Some(held) => held.check(&self.leader),
+            None => Ok(()),
+        }
+    }
+
+    /// A session has a lock at the leader of this term.
+    fn note(&self, request: &LockRequest, term: u64) -> Noted {
+        let known = (self.leader.term)();
         let mut sessions = self.sessions.lock();
-        let held = sessions.get_mut(&request.pid).ok_or_else(session_ended)?;
-        if !held.counts.is_empty() && held.term != term {
+        let Some(held) = sessions.get_mut(&request.pid) else {
+            return Noted::Unwanted(session_ended());
+        };
+        if !held.counts.is_empty() && held.term != term.max(known) {
             held.counts.clear();
-            return Err(lost());
+            return Noted::Unwanted(lost());
+        }
+        if term < known {
+            return Noted::Past { term: known };
         }
         held.term = term;
         *held.counts.entry((request.key, request.mode)).or_default().of(request.scope) += 1;
-        Ok(())
+        Noted::Held
     }
 
     /// A session does not want what it has just got; whether it does not hold the lock any more.
@@ -360,7 +415,37 @@ fn lost() -> SqlError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use millrace_rpc::remote::{CallLimits, Peer, RemoteMeta};
+
     use super::*;
+
+    /// The leader that answers may have been deposed while it slept.
+    #[tokio::test]
+    async fn a_lock_of_a_leader_that_has_been_succeeded_is_not_held() {
+        // Nobody listens at that port.
+        let peer = Peer::new("127.0.0.1:1", Arc::default(), CallLimits::default()).unwrap();
+        let known = Arc::new(AtomicU64::new(3));
+        let term = Arc::clone(&known);
+        let leader = LockLeader {
+            meta: Arc::new(RemoteMeta::new(peer)),
+            term: Box::new(move || term.load(Ordering::Relaxed)),
+        };
+        let locks = LeaderLocks::new(1, leader);
+        locks.enter(7);
+        let (mode, scope) = (Mode::Exclusive, Scope::Session);
+        let request = LockRequest { pid: 7, key: Key::One(1), mode, scope };
+        assert!(matches!(locks.0.note(&request, 2), Noted::Past { term: 3 }));
+        assert!(locks.check(7).is_ok(), "it has held nothing");
+        // The log may be behind the leader that answers.
+        assert!(matches!(locks.0.note(&request, 4), Noted::Held));
+        known.store(5, Ordering::Relaxed);
+        let other = LockRequest { key: Key::One(2), ..request };
+        assert!(matches!(locks.0.note(&other, 4), Noted::Unwanted(_)), "both are lost");
+        assert!(locks.check(7).is_ok(), "that is told once");
+        assert!(matches!(locks.0.note(&other, 5), Noted::Held));
+    }
 
     #[test]
     fn who_waits_is_blocked_by_holders_and_by_those_before_it() {

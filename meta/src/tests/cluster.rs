@@ -6,7 +6,7 @@ use std::time::Duration;
 use millrace_common::{EnvHandle, Generation, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::control::{Heartbeat, MetaControl};
+use millrace_rpc::control::{Heartbeat, MetaControl, SessionId, TakeLockAnswer, TakeLockRequest};
 use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
@@ -15,8 +15,10 @@ use parking_lot::Mutex;
 use super::fake::{Behaviour, Cluster, Fake, NoCompactor, Stream};
 use super::store::TestStore;
 use super::{TestEnv, relation, table, view};
+use crate::advisory::{self, Key, Mode};
 use crate::cluster::{COMPUTE_WAIT, Connect};
 use crate::gc::GcOptions;
+use crate::log::LEADER_LEASE;
 use crate::members::PROCESS_LEASE;
 use crate::meta::Meta;
 use crate::options::MetaOptions;
@@ -392,4 +394,26 @@ async fn garbage_is_collected_when_an_operator_asks() {
         assert_eq!((report.garbage, report.holders.len()), (0, 1));
     }
     assert!(began.elapsed() < hour, "nobody waits for the next round by itself");
+}
+
+async fn take_lock(meta: &Meta, process: u64, key: i64) -> Result<TakeLockAnswer, CallError> {
+    let session = Some(SessionId { process, pid: 7 });
+    let lock = Some(advisory::to_proto(Key::One(key), Mode::Exclusive));
+    let request = TakeLockRequest { session, lock, waits: true, number: key as u64 };
+    MetaControl::take_lock(meta, request).await
+}
+
+/// One that has slept meanwhile, for example: its successor gives the same lock to somebody else.
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_has_been_succeeded_gives_no_locks() {
+    let store = TestStore::new();
+    let (first, _) = leader(&store).await;
+    let frontend = registered(&first.meta, process(1, ProcessRole::Frontend, "f:1")).await;
+    assert!(take_lock(&first.meta, frontend, 1).await.unwrap().taken);
+    let (second, _) = leader(&store).await;
+    tokio::time::advance(LEADER_LEASE).await;
+    let refused = take_lock(&first.meta, frontend, 2).await;
+    assert!(matches!(refused, Err(CallError::Sql(_))), "{refused:?}");
+    let given = take_lock(&second.meta, frontend, 2).await.unwrap();
+    assert!(given.taken && given.term > first.meta.term());
 }
