@@ -80,7 +80,15 @@ pub struct Cluster {
 
 impl Cluster {
     pub fn new(shared: &Arc<Shared>, log: LogStore, connect: Arc<dyn Connect>) -> Arc<Cluster> {
-        let computes = Arc::new(Computes::new(Arc::clone(&shared.state)));
+        let note_call = {
+            let shared = Arc::downgrade(shared);
+            move |process, is_answered| {
+                if let Some(shared) = shared.upgrade() {
+                    shared.members.note_call(process, is_answered, shared.env.now());
+                }
+            }
+        };
+        let computes = Arc::new(Computes::new(Arc::clone(&shared.state), Box::new(note_call)));
         let silence = {
             let shared = Arc::downgrade(shared);
             move |process| {
@@ -348,7 +356,11 @@ impl Cluster {
         let _one = self.turn.lock().await;
         let lost = self.lost();
         if !lost.is_empty() {
-            warn!(incarnations = ?lost, "processes have told nothing for too long");
+            let cut_off = self.shared.members.cut_off(&self.shared.state.read().processes);
+            match lost.iter().all(|id| cut_off.contains(id)) {
+                true => warn!(incarnations = ?lost, "processes have answered no call for too long"),
+                false => warn!(incarnations = ?lost, "processes have told nothing for too long"),
+            }
             self.append(Entry::FenceProcess(FenceProcess { incarnations: lost })).await?;
         }
         let number = self.shared.state.read().number;
@@ -361,6 +373,9 @@ impl Cluster {
     fn lost(&self) -> Vec<u64> {
         let state = self.shared.state.read();
         let mut lost = self.shared.members.lost(&state.processes, self.shared.env.now());
+        lost.extend(self.shared.members.cut_off(&state.processes));
+        lost.sort_unstable();
+        lost.dedup();
         lost.retain(|id| self.shared.incarnation.get() != Some(id));
         lost
     }

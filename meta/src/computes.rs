@@ -11,6 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millrace_common::collections::HashMap;
 use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::call_error::is_unreachable;
 use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
@@ -25,6 +26,9 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 type Service = Arc<dyn ComputeService>;
 
+/// Is told of each call of a process whether it was answered, or has not reached it.
+pub type NoteCall = Box<dyn Fn(u64, bool) + Send + Sync>;
+
 /// See the module.
 pub struct Computes {
     state: Arc<RwLock<MetaState>>,
@@ -32,12 +36,13 @@ pub struct Computes {
     known: watch::Sender<BTreeMap<u64, Service>>,
     /// Where each job was started last, and in which generation: there it is to be stopped.
     started: Mutex<HashMap<JobId, (Generation, u64)>>,
+    note_call: NoteCall,
 }
 
 impl Computes {
     /// `state`: what the log says.
-    pub fn new(state: Arc<RwLock<MetaState>>) -> Computes {
-        Computes { state, known: watch::Sender::default(), started: Mutex::default() }
+    pub fn new(state: Arc<RwLock<MetaState>>, note_call: NoteCall) -> Computes {
+        Computes { state, known: watch::Sender::default(), started: Mutex::default(), note_call }
     }
 
     /// Jobs that are placed on this process are called there from now on.
@@ -124,7 +129,11 @@ impl Computes {
     ) -> Result<T, SqlError> {
         tokio::select! {
             biased;
-            answer = call => answer,
+            answer = call => {
+                let is_answered = !answer.as_ref().err().is_some_and(is_unreachable);
+                (self.note_call)(incarnation, is_answered);
+                answer
+            }
             () = self.gone(incarnation) => Err(gone(incarnation)),
         }
     }

@@ -13,6 +13,40 @@ use crate::processes::Processes;
 
 /// A process that has told nothing for so long is fenced.
 pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
+/// So is one that tells of itself and has been reached by no call for so long, while another process has.
+pub const CUT_OFF: Duration = Duration::from_secs(12);
+
+/// How the leader's calls of a process have gone.
+#[derive(Clone, Copy, Debug, Default)]
+struct Calls {
+    /// When one was answered last.
+    answered: Option<Instant>,
+    /// When the first and the last were made of those that have not reached it since.
+    failed: Option<(Instant, Instant)>,
+}
+
+impl Calls {
+    fn note(&mut self, is_answered: bool, now: Instant) {
+        if is_answered {
+            *self = Calls { answered: Some(now), failed: None };
+            return;
+        }
+        // Two that are far apart say nothing of the time between them.
+        let lasts = |last: Instant| now.saturating_duration_since(last) <= CUT_OFF;
+        let first = self.failed.filter(|(_, last)| lasts(*last)).map_or(now, |(first, _)| first);
+        self.failed = Some((first, now));
+    }
+
+    /// Since when none has reached it, where that is too long.
+    fn cut_off_since(&self) -> Option<Instant> {
+        let (first, last) = self.failed?;
+        (last.saturating_duration_since(first) > CUT_OFF).then_some(first)
+    }
+
+    fn are_answered_since(&self, since: Instant) -> bool {
+        self.failed.is_none() && self.answered.is_some_and(|answered| answered > since)
+    }
+}
 
 #[derive(Clone, Debug)]
 struct Contact {
@@ -25,12 +59,14 @@ struct Contact {
     applied: u64,
     /// Heartbeats that are not answered yet.
     answering: usize,
+    calls: Calls,
 }
 
 impl Contact {
     fn at(now: Instant) -> Contact {
         let (pinned, jobs, usage) = (BTreeSet::new(), Vec::new(), ProcessUsage::default());
-        Contact { last: now, reads_from: None, pinned, jobs, usage, applied: 0, answering: 0 }
+        let (reads_from, calls) = (None, Calls::default());
+        Contact { last: now, reads_from, pinned, jobs, usage, applied: 0, answering: 0, calls }
     }
 }
 
@@ -65,6 +101,14 @@ impl Members {
     pub fn begin_again(&self, now: Instant) {
         for contact in self.0.lock().values_mut() {
             contact.last = now;
+            contact.calls.failed = None;
+        }
+    }
+
+    /// A call of a process has been answered, in whatever way, or has not reached it.
+    pub fn note_call(&self, incarnation: u64, is_answered: bool, now: Instant) {
+        if let Some(contact) = self.0.lock().get_mut(&incarnation) {
+            contact.calls.note(is_answered, now);
         }
     }
 
@@ -109,6 +153,16 @@ impl Members {
             })
         };
         processes.live().keys().filter(is_lost).copied().collect()
+    }
+
+    /// The live processes that calls have not reached for longer than [`CUT_OFF`], while another one has answered: they
+    /// may be well, and nothing that runs there goes on. Where no process answers, it is this one that is cut off.
+    pub fn cut_off(&self, processes: &Processes) -> Vec<u64> {
+        let contacts = self.0.lock();
+        let others_answer = |since| contacts.values().any(|c| c.calls.are_answered_since(since));
+        let since = |id: &u64| contacts.get(id).and_then(|c| c.calls.cut_off_since());
+        let live = processes.live().keys().copied();
+        live.filter(|id| since(id).is_some_and(&others_answer)).collect()
     }
 
     /// The lowest epoch that some process reads; `None`: nothing is known to be read.
@@ -212,6 +266,38 @@ mod tests {
         assert_eq!(members.lost(&processes, Instant::now()), [0u64; 0], "it may beat again");
         tokio::time::advance(PROCESS_LEASE + Duration::from_millis(1)).await;
         assert_eq!(members.lost(&processes, Instant::now()), [1]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_cannot_be_called_while_others_can_is_cut_off() {
+        let mut processes = Processes::default();
+        let members = Members::default();
+        for id in 1..=2 {
+            let registration = RegisterProcess { nonce: id, ..RegisterProcess::default() };
+            processes.register(id, process(registration));
+            members.begin(id, Instant::now());
+        }
+        // For so long the calls of a process fail, once a second; with these answers at the end.
+        let called = async |seconds: u64, answers: Vec<(u64, bool)>| {
+            for _ in 0..=seconds {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                members.note_call(1, false, Instant::now());
+            }
+            for (id, is_answered) in answers {
+                members.note_call(id, is_answered, Instant::now());
+            }
+            members.cut_off(&processes)
+        };
+        assert_eq!(called(13, vec![]).await, [0u64; 0], "nobody is reached");
+        assert_eq!(called(1, vec![(2, true)]).await, [1]);
+        assert_eq!(called(1, vec![(2, false)]).await, [0u64; 0], "nobody is reached any more");
+        assert_eq!(called(1, vec![(2, true), (1, true)]).await, [0u64; 0]);
+        assert_eq!(called(11, vec![(2, true)]).await, [0u64; 0], "not for long enough");
+        assert_eq!(called(1, vec![(2, true)]).await, [1]);
+        members.begin_again(Instant::now());
+        assert_eq!(called(0, vec![(2, true)]).await, [0u64; 0], "this process has stood still");
+        tokio::time::advance(CUT_OFF * 2).await;
+        assert_eq!(called(0, vec![(2, true)]).await, [0u64; 0], "two calls that failed");
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::{Epoch, JobId, RelationId, crash};
+use millrace_rpc::call_error::is_unreachable;
 use millrace_rpc::log::{Entry, LogRecord};
 use millrace_rpc::services::ComputeService;
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
@@ -347,7 +348,7 @@ impl Sender {
             return self.note(newest);
         }
         loop {
-            let at = match self.compute.apply_records(StreamMessage::default()).await {
+            let at = match self.apply(StreamMessage::default()).await {
                 Ok(at) if at.received == 0 => newest.clone(),
                 Ok(at) => at,
                 Err(StreamError::Gap { next }) => {
@@ -382,7 +383,7 @@ impl Sender {
     async fn send(&mut self, message: StreamMessage) {
         let horizons = message.horizons.clone();
         crash::point("meta-before-conclude");
-        match self.compute.apply_records(message).await {
+        match self.apply(message).await {
             Ok(at) => {
                 crash::point("meta-after-conclude");
                 self.pause = RETRY_MIN;
@@ -394,6 +395,13 @@ impl Sender {
                 self.take_error(error).await;
             }
         }
+    }
+
+    async fn apply(&mut self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        let answer = self.compute.apply_records(message).await;
+        let is_lost = matches!(&answer, Err(StreamError::Failed(error)) if is_unreachable(error));
+        self.shared.members.note_call(self.incarnation, !is_lost, self.shared.env.now());
+        answer
     }
 
     async fn take_error(&mut self, error: StreamError) {

@@ -76,7 +76,7 @@ impl Test {
                 Some(silent.lock().get(&id).map_or(Duration::ZERO, Instant::elapsed))
             })
         };
-        let computes = Arc::new(Computes::new(Arc::default()));
+        let computes = Arc::new(Computes::new(Arc::default(), Box::new(|_, _| {})));
         let all = Arc::new(Compactors::new(computes, Arc::default(), silence));
         Test { all, silent, given: BTreeMap::new(), may_end: BTreeMap::new() }
     }

@@ -11,6 +11,7 @@ use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
 use parking_lot::Mutex;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::fake::{Behaviour, Cluster, Fake, NoCompactor, Stream};
 use super::store::TestStore;
@@ -20,7 +21,7 @@ use crate::cluster::{COMPUTE_WAIT, Connect};
 use crate::gc::GcOptions;
 use crate::log::LEADER_LEASE;
 use crate::members::PROCESS_LEASE;
-use crate::meta::Meta;
+use crate::meta::{CreateOptions, Meta};
 use crate::options::MetaOptions;
 use crate::state::MetaState;
 
@@ -416,4 +417,72 @@ async fn a_leader_that_has_been_succeeded_gives_no_locks() {
     assert!(matches!(refused, Err(CallError::Sql(_))), "{refused:?}");
     let given = take_lock(&second.meta, frontend, 2).await.unwrap();
     assert!(given.taken && given.term > first.meta.term());
+}
+
+/// Each address is a worker of its own.
+struct Places([(&'static str, Arc<Fake>); 2]);
+
+impl Connect for Places {
+    fn compute(&self, address: &str, _: u64) -> Result<Arc<dyn ComputeService>, SqlError> {
+        let place = self.0.iter().find(|(at, _)| *at == address);
+        let (_, worker) = place.ok_or_else(|| SqlError::internal("nobody is there"))?;
+        Ok(Arc::clone(worker) as _)
+    }
+
+    fn compactor(&self, _: &str, _: u64) -> Result<Arc<dyn CompactorService>, SqlError> {
+        Ok(Arc::new(NoCompactor))
+    }
+
+    fn fenced(&self, _: u64) {}
+}
+
+/// From now on this process tells that it is there.
+fn beats(meta: &Arc<Meta>, incarnation: u64) -> AbortOnDropHandle<()> {
+    let meta = Arc::clone(meta);
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        while beat(&meta, incarnation).await.is_ok() {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }))
+}
+
+/// Two processes that beat, the first of which has a table. The leader's calls reach these no more, and a row is inserted.
+/// Who has the table a minute later; 1 or 2.
+async fn has_table_when_cut_off(cut_off: &[usize]) -> u64 {
+    let options = MetaOptions {
+        env: EnvHandle::new(TestEnv::new(1)),
+        alone: false,
+        roles: vec![ProcessRole::Meta],
+        address: "m:1".into(),
+        ..MetaOptions::new(TestStore::new() as _)
+    };
+    let meta = Meta::open(options).await.unwrap();
+    let workers = [Arc::<Fake>::default(), Arc::<Fake>::default()];
+    workers.iter().for_each(|worker| worker.attach(&meta));
+    let [a, b] = workers.clone();
+    meta.start_cluster(Arc::new(Places([("a:1", a), ("b:1", b)]))).await.unwrap();
+    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let _first_beats = beats(&meta, first);
+    let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
+    let t = meta.create_relation(table("t"), options).await.unwrap();
+    meta.wait_created(t, &Default::default()).await.unwrap();
+    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    let _second_beats = beats(&meta, second);
+    assert_eq!(placed(&meta, t).0, first);
+    cut_off.iter().for_each(|n| workers[*n].set_stream(Stream::CutOff));
+    let inserts = Arc::clone(&workers[0]);
+    let _inserting = AbortOnDropHandle::new(tokio::spawn(async move { inserts.insert(t).await }));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let is_live = |id| meta.state_for_tests().processes.is_live(id);
+    let has = placed(&meta, t).0;
+    assert!(is_live(second) && is_live(first) == (has == first));
+    if has == first { 1 } else { 2 }
+}
+
+/// Cut off one way only: it tells that it is there.
+#[tokio::test(start_paused = true)]
+async fn the_jobs_of_a_process_that_no_call_reaches_go_to_one_that_answers() {
+    assert_eq!(has_table_when_cut_off(&[]).await, 1);
+    assert_eq!(has_table_when_cut_off(&[0]).await, 2);
+    assert_eq!(has_table_when_cut_off(&[0, 1]).await, 1, "the leader is cut off from all");
 }

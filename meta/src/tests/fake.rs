@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{Entry, MoveParts};
 use millrace_rpc::sequence::Sequence;
@@ -92,6 +93,8 @@ pub enum Stream {
     Faulty(u64),
     /// Nothing arrives.
     Broken,
+    /// Nor do jobs start or end epochs: no call reaches the process.
+    CutOff,
 }
 
 #[derive(Default)]
@@ -351,6 +354,12 @@ impl Fake {
     }
 }
 
+/// What comes of a call that reaches nobody.
+fn unreached() -> SqlError {
+    let (peer, cause) = ("the process".to_owned(), "planted".to_owned());
+    CallError::NotConnected { peer, cause }.into()
+}
+
 fn value_at(content: &HashMap<RelationId, Vec<(Epoch, i64)>>, id: RelationId, epoch: Epoch) -> i64 {
     let history = content.get(&id).map_or(&[][..], Vec::as_slice);
     history.iter().rev().find(|(e, _)| *e <= epoch).map_or(0, |(_, v)| *v)
@@ -361,6 +370,9 @@ impl ComputeService for Fake {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
         let id = RelationId(start.relation.id);
         let mut world = self.world.lock();
+        if world.stream == Stream::CutOff {
+            return Err(unreached());
+        }
         if let Some(reason) = world.behaviours.get(&id).and_then(|b| b.fail_start.clone()) {
             return Err(SqlError::internal(reason));
         }
@@ -427,6 +439,9 @@ impl ComputeService for Fake {
             return Err(SqlError::internal(reason));
         }
         let mut world = self.world.lock();
+        if world.stream == Stream::CutOff {
+            return Err(unreached());
+        }
         world.cuts.push((id, generation, cut.epoch));
         let World { jobs, content, most_in_flight, published, most_staged, .. } = &mut *world;
         let job = jobs.get_mut(&id).ok_or_else(|| SqlError::internal("not started"))?;
@@ -495,7 +510,12 @@ impl ComputeService for Fake {
     async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
         let answer = {
             let mut world = self.world.lock();
-            if world.stream == Stream::Broken { None } else { world.deliver(message) }
+            let stream = world.stream;
+            match stream {
+                Stream::Broken => None,
+                Stream::CutOff => Some(Err(StreamError::Failed(unreached()))),
+                Stream::Sound | Stream::Faulty(_) => world.deliver(message),
+            }
         };
         answer.unwrap_or_else(|| Err(StreamError::Failed(SqlError::internal("planted"))))
     }
