@@ -26,6 +26,7 @@ use tracing::{debug, info, warn};
 
 use crate::compactors::Compactors;
 use crate::computes::Computes;
+use crate::doubted::Doubted;
 use crate::fold;
 use crate::log::LogStore;
 use crate::operator::check_worker;
@@ -72,6 +73,8 @@ pub struct Cluster {
     turn: tokio::sync::Mutex<()>,
     /// The processes that are made use of.
     known: Mutex<BTreeSet<u64>>,
+    /// Where no process is made use of before it has answered.
+    doubted: Doubted,
     /// The record as of which nothing was left to do.
     settled: Mutex<u64>,
     /// Of the tasks that send the record stream to the compute processes.
@@ -108,6 +111,7 @@ impl Cluster {
             computes,
             turn: tokio::sync::Mutex::default(),
             known: Mutex::default(),
+            doubted: Doubted::default(),
             settled: Mutex::default(),
             senders: Mutex::default(),
         })
@@ -356,7 +360,7 @@ impl Cluster {
         let _one = self.turn.lock().await;
         let lost = self.lost();
         if !lost.is_empty() {
-            let cut_off = self.shared.members.cut_off(&self.shared.state.read().processes);
+            let cut_off = self.doubt_cut_off();
             match lost.iter().all(|id| cut_off.contains(id)) {
                 true => warn!(incarnations = ?lost, "processes have answered no call for too long"),
                 false => warn!(incarnations = ?lost, "processes have told nothing for too long"),
@@ -364,10 +368,27 @@ impl Cluster {
             self.append(Entry::FenceProcess(FenceProcess { incarnations: lost })).await?;
         }
         let number = self.shared.state.read().number;
-        if *self.settled.lock() == number {
+        if *self.settled.lock() == number && !self.has_come() {
             return Ok(());
         }
         self.settle().await
+    }
+
+    /// The processes that calls do not reach: nor may they reach who begins anew there.
+    fn doubt_cut_off(&self) -> Vec<u64> {
+        let state = self.shared.state.read();
+        let cut_off = self.shared.members.cut_off(&state.processes);
+        let live = state.processes.live().iter().filter(|(id, _)| cut_off.contains(id));
+        live.for_each(|(_, process)| self.doubted.add(process.registration.address.clone()));
+        cut_off
+    }
+
+    /// Whether a process is doubted no more that is not made use of yet.
+    fn has_come(&self) -> bool {
+        let (state, known) = (self.shared.state.read(), self.known.lock());
+        let own = self.shared.incarnation.get();
+        let mut new = state.processes.live().iter().filter(|(id, _)| !known.contains(id));
+        new.any(|(id, p)| own != Some(id) && !self.doubted.holds(&p.registration.address))
     }
 
     fn lost(&self) -> Vec<u64> {
@@ -386,7 +407,9 @@ impl Cluster {
             let state = self.shared.state.read();
             self.shared.members.keep(|id| state.processes.is_live(id));
             self.shared.clock.keep(|id| state.processes.is_live(id));
-            self.known.lock().extract_if(.., |id| !state.processes.is_live(*id)).collect()
+            let is_fenced = |id: &u64| !state.processes.is_live(*id);
+            let doubted = self.doubted.take_fenced(|id| state.processes.is_live(id));
+            self.known.lock().extract_if(.., is_fenced).chain(doubted).collect()
         };
         for incarnation in &fenced {
             self.computes.remove(*incarnation);
@@ -419,12 +442,33 @@ impl Cluster {
         };
         let mut has_idle = false;
         for (incarnation, process, is_idle) in new {
+            if self.is_doubted(incarnation, &process) {
+                continue;
+            }
             info!(incarnation, address = process.address, roles = ?process.roles, "process is there");
             self.take_in(incarnation, &process);
             self.known.lock().insert(incarnation);
             has_idle |= is_idle && has_role(&process, ProcessRole::Compute);
         }
         has_idle
+    }
+
+    /// Whether a process is not made use of before it has answered a call.
+    fn is_doubted(&self, incarnation: u64, process: &RegisterProcess) -> bool {
+        let address = &process.address;
+        if !has_role(process, ProcessRole::Compute) || !self.doubted.holds(address) {
+            return false;
+        }
+        if self.doubted.begin(address, incarnation)
+            && let Ok(service) = self.connect.compute(address, incarnation)
+        {
+            self.shared.members.begin(incarnation, self.shared.env.now());
+            let state = Arc::clone(&self.shared.state);
+            let asking = self.doubted.clone().ask(address.clone(), incarnation, service, state);
+            let shutdown = self.shared.shutdown.clone();
+            spawn("ask a doubted process", shutdown.run_until_cancelled_owned(asking));
+        }
+        true
     }
 
     async fn append(&self, entry: Entry) -> Result<(), SqlError> {
@@ -471,7 +515,7 @@ impl Cluster {
             }
             looked = now;
             let (lost, number) = (self.lost(), self.shared.state.read().number);
-            if lost.is_empty() && *self.settled.lock() == number {
+            if lost.is_empty() && *self.settled.lock() == number && !self.has_come() {
                 continue;
             }
             if let Err(error) = self.fence_lost().await {

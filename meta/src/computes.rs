@@ -83,12 +83,7 @@ impl Computes {
     /// Whether a process answers now. It is told nothing.
     pub async fn answers(&self, incarnation: u64) -> bool {
         let Some(service) = self.get(incarnation) else { return false };
-        let asked = service.apply_records(StreamMessage::default());
-        // What it says of the stream does not matter.
-        matches!(
-            tokio::time::timeout(ANSWER, asked).await,
-            Ok(Ok(_) | Err(StreamError::Gap { .. }))
-        )
+        answers(&*service).await
     }
 
     /// The process that the log has placed a job on; 0: none.
@@ -159,6 +154,13 @@ impl Computes {
             () = self.gone(incarnation) => {}
         }
     }
+}
+
+/// See [`Computes::answers`].
+pub async fn answers(service: &dyn ComputeService) -> bool {
+    let asked = service.apply_records(StreamMessage::default());
+    // What it says of the stream does not matter.
+    matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(_) | Err(StreamError::Gap { .. })))
 }
 
 fn gone(incarnation: u64) -> SqlError {

@@ -32,6 +32,7 @@ mod computes;
 mod control;
 pub mod dependencies;
 mod detach;
+mod doubted;
 mod driver;
 mod epoch_waiters;
 pub mod error;

@@ -446,43 +446,97 @@ fn beats(meta: &Arc<Meta>, incarnation: u64) -> AbortOnDropHandle<()> {
     }))
 }
 
-/// Two processes that beat, the first of which has a table. The leader's calls reach these no more, and a row is inserted.
-/// Who has the table a minute later; 1 or 2.
-async fn has_table_when_cut_off(cut_off: &[usize]) -> u64 {
-    let options = MetaOptions {
-        env: EnvHandle::new(TestEnv::new(1)),
-        alone: false,
-        roles: vec![ProcessRole::Meta],
-        address: "m:1".into(),
-        ..MetaOptions::new(TestStore::new() as _)
-    };
-    let meta = Meta::open(options).await.unwrap();
-    let workers = [Arc::<Fake>::default(), Arc::<Fake>::default()];
-    workers.iter().for_each(|worker| worker.attach(&meta));
-    let [a, b] = workers.clone();
-    meta.start_cluster(Arc::new(Places([("a:1", a), ("b:1", b)]))).await.unwrap();
-    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
-    let _first_beats = beats(&meta, first);
-    let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
-    let t = meta.create_relation(table("t"), options).await.unwrap();
-    meta.wait_created(t, &Default::default()).await.unwrap();
-    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
-    let _second_beats = beats(&meta, second);
-    assert_eq!(placed(&meta, t).0, first);
-    cut_off.iter().for_each(|n| workers[*n].set_stream(Stream::CutOff));
-    let inserts = Arc::clone(&workers[0]);
-    let _inserting = AbortOnDropHandle::new(tokio::spawn(async move { inserts.insert(t).await }));
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    let is_live = |id| meta.state_for_tests().processes.is_live(id);
-    let has = placed(&meta, t).0;
-    assert!(is_live(second) && is_live(first) == (has == first));
-    if has == first { 1 } else { 2 }
+/// A leader of two processes that beat, each a worker of its own.
+struct TwoPlaces {
+    meta: Arc<Meta>,
+    workers: [Arc<Fake>; 2],
+    processes: [u64; 2],
+    /// It was on the first.
+    table: RelationId,
+    running: Vec<AbortOnDropHandle<()>>,
+}
+
+impl TwoPlaces {
+    async fn new() -> TwoPlaces {
+        let options = MetaOptions {
+            env: EnvHandle::new(TestEnv::new(1)),
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            address: "m:1".into(),
+            ..MetaOptions::new(TestStore::new() as _)
+        };
+        let meta = Meta::open(options).await.unwrap();
+        let workers = [Arc::<Fake>::default(), Arc::<Fake>::default()];
+        workers.iter().for_each(|worker| worker.attach(&meta));
+        let [a, b] = workers.clone();
+        meta.start_cluster(Arc::new(Places([("a:1", a), ("b:1", b)]))).await.unwrap();
+        let (table_id, running) = (RelationId(0), Vec::new());
+        let mut places = TwoPlaces { meta, workers, processes: [0; 2], table: table_id, running };
+        let first = places.register(1, "a:1").await;
+        places.table = places.create(table("t")).await;
+        let second = places.register(2, "b:1").await;
+        places.processes = [first, second];
+        assert_eq!(placed(&places.meta, places.table).0, first);
+        places
+    }
+
+    /// A process that tells that it is there.
+    async fn register(&mut self, nonce: u64, address: &str) -> u64 {
+        let incarnation =
+            registered(&self.meta, process(nonce, ProcessRole::Compute, address)).await;
+        self.running.push(beats(&self.meta, incarnation));
+        incarnation
+    }
+
+    async fn create(&self, relation: Relation) -> RelationId {
+        let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
+        let id = self.meta.create_relation(relation, options).await.unwrap();
+        self.meta.wait_created(id, &Default::default()).await.unwrap();
+        id
+    }
+
+    /// The leader's calls reach these workers no more, a row is inserted, and a minute passes.
+    async fn cut_off(&mut self, workers: &[usize]) {
+        workers.iter().for_each(|n| self.workers[*n].set_stream(Stream::CutOff));
+        let (worker, table) = (Arc::clone(&self.workers[0]), self.table);
+        let inserting = tokio::spawn(async move { drop(worker.insert(table).await) });
+        self.running.push(AbortOnDropHandle::new(inserting));
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+
+    fn is_live(&self, incarnation: u64) -> bool {
+        self.meta.state_for_tests().processes.is_live(incarnation)
+    }
 }
 
 /// Cut off one way only: it tells that it is there.
 #[tokio::test(start_paused = true)]
 async fn the_jobs_of_a_process_that_no_call_reaches_go_to_one_that_answers() {
-    assert_eq!(has_table_when_cut_off(&[]).await, 1);
-    assert_eq!(has_table_when_cut_off(&[0]).await, 2);
-    assert_eq!(has_table_when_cut_off(&[0, 1]).await, 1, "the leader is cut off from all");
+    let cases: [(&[usize], bool); 3] = [(&[], false), (&[0], true), (&[0, 1], false)];
+    for (cut_off, is_fenced) in cases {
+        let mut places = TwoPlaces::new().await;
+        places.cut_off(cut_off).await;
+        let [first, second] = places.processes;
+        assert_eq!(places.is_live(first), !is_fenced, "{cut_off:?}");
+        assert!(places.is_live(second), "{cut_off:?}");
+        let expected = if is_fenced { second } else { first };
+        assert_eq!(placed(&places.meta, places.table).0, expected, "{cut_off:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_started_again_where_no_call_arrives_has_no_jobs_until_it_answers() {
+    let mut places = TwoPlaces::new().await;
+    places.cut_off(&[0]).await;
+    let [_, second] = places.processes;
+    let view = places.create(view("v", &[places.table])).await;
+    let again = places.register(3, "a:1").await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert!(places.is_live(again));
+    let where_jobs_are =
+        |places: &TwoPlaces| [places.table, view].map(|id| placed(&places.meta, id).0);
+    assert_eq!(where_jobs_are(&places), [second, second]);
+    places.workers[0].set_stream(Stream::Sound);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(where_jobs_are(&places), [second, again]);
 }
