@@ -2,7 +2,8 @@
 //!
 //! Any claim is safe, because the log decides who leads and a new leader waits for the lease of the one before. What is
 //! decided here keeps a leader that works in its place: one that this process cannot reach but others can, or one that
-//! goes on writing records.
+//! goes on writing records. A leader that answers and does not get its records into the object store, which this process
+//! reads, does not work.
 
 use std::time::Duration;
 
@@ -10,7 +11,9 @@ use tokio::time::Instant;
 
 /// A leader that nothing was heard of for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
-/// The same where none of the processes that have registered can be asked: this one may be what is cut off.
+/// A leader whose record the object store has not taken for so long is cut off from it.
+pub const CUT_OFF: Duration = Duration::from_secs(4);
+/// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off.
 const ALONE: Duration = Duration::from_secs(6);
 /// What each standby waits longer than the one before it.
 const RANK: Duration = Duration::from_secs(1);
@@ -56,6 +59,8 @@ impl Silence {
 pub struct Heard {
     /// Whether the leader has said in the log that it leads no longer, or there was none.
     pub is_vacant: bool,
+    /// Whether the leader says that it is cut off from the object store.
+    pub is_cut_off: bool,
     /// For how long the leader has neither answered nor written a record.
     pub silence: Duration,
     /// Processes that have registered and take calls.
@@ -72,16 +77,19 @@ pub struct Heard {
 pub fn claims(heard: &Heard) -> bool {
     let least = match (heard.is_vacant, heard.registered, heard.answers.len()) {
         (true, ..) => Duration::ZERO,
-        (_, 1.., 0) => ALONE,
+        (_, 1.., 0) if !heard.is_cut_off => ALONE,
         _ => LOST,
     };
     let penalty = if heard.is_vacant { Duration::ZERO } else { heard.penalty };
     if heard.silence < least + RANK * heard.rank as u32 + penalty {
         return false;
     }
+    if heard.is_vacant || heard.is_cut_off {
+        return true;
+    }
     let has_lost = |silence: &&Option<Duration>| silence.is_none_or(|silence| silence >= LOST);
     let lost = heard.answers.iter().filter(has_lost).count();
-    heard.is_vacant || heard.answers.is_empty() || lost * 2 > heard.answers.len()
+    heard.answers.is_empty() || lost * 2 > heard.answers.len()
 }
 
 #[cfg(test)]
@@ -132,6 +140,15 @@ mod tests {
         assert!(claims(&Heard { penalty: SECOND, ..vacant.clone() }), "nobody is deposed");
         assert!(!claims(&Heard { rank: 1, ..vacant.clone() }));
         assert!(claims(&Heard { rank: 1, silence: SECOND, ..vacant }));
+    }
+
+    #[test]
+    fn a_leader_that_is_cut_off_from_the_store_is_lost_though_it_answers() {
+        let cut_off = Heard { is_cut_off: true, ..answered(&[0, 0]) };
+        assert!(claims(&cut_off));
+        assert!(!claims(&Heard { silence: SECOND, ..cut_off.clone() }), "a record has come");
+        assert!(!claims(&Heard { rank: 2, ..cut_off.clone() }));
+        assert!(claims(&Heard { answers: vec![], ..cut_off }), "this process is not cut off");
     }
 
     impl Heard {

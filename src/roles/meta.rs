@@ -258,6 +258,9 @@ impl Seat {
             if let Some(skew) = meta.clock_skew() {
                 break skew.to_string();
             }
+            // Where the store asks for fewer requests, another leader would have to wait as well.
+            let append = meta.append_wait().filter(|append| !append.progress.held);
+            self.admission.set_log_wait(append.map_or(Duration::ZERO, |append| append.waiting));
             if !has_led_long && began.elapsed() > LED_LONG {
                 has_led_long = true;
                 self.note(Leadership::has_led_long).await;

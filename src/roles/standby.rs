@@ -16,7 +16,7 @@ use millrace_rpc::remote::{Admission, Identity};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::claim::{Heard, LOST, Silence, claims};
+use super::claim::{CUT_OFF, Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use crate::leadership::Leadership;
 use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
@@ -38,6 +38,15 @@ struct Leader {
     address: String,
     /// A server that runs all roles.
     is_standalone: bool,
+}
+
+/// How a leader answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Leads,
+    /// The object store does not take its records.
+    CutOff,
+    Silent,
 }
 
 /// The newest process that may lead and is not fenced.
@@ -141,7 +150,8 @@ impl Standby {
 
     /// Asks once. The log's last record, if the lead is to be claimed after it.
     async fn look(&mut self) -> Result<Option<u64>, SqlError> {
-        if self.hears_leader().await {
+        let answer = self.ask_leader().await;
+        if answer == Answer::Leads {
             self.silence.hear(Instant::now());
             self.vacant_since = None;
             if self.caught_up.elapsed() >= CATCH_UP {
@@ -161,6 +171,7 @@ impl Standby {
         let noted = self.silence.note(number, now);
         let mut heard = Heard {
             is_vacant: leader.is_none(),
+            is_cut_off: answer == Answer::CutOff,
             silence: noted,
             penalty: self.penalty,
             ..Heard::default()
@@ -191,28 +202,27 @@ impl Standby {
     }
 
     /// Whether the leader that the log has answers, as the one that it is there.
-    async fn hears_leader(&self) -> bool {
+    async fn ask_leader(&self) -> Answer {
         let Some(leader) = self.log.read(leader) else {
             self.admission.follow("");
-            return false;
+            return Answer::Silent;
         };
         if leader.is_standalone {
             // It leads no cluster: there is nobody to be followed.
             self.admission.follow("");
-            return identification::is_there(&leader.address, leader.nonce, ANSWER).await;
+            return match identification::is_there(&leader.address, leader.nonce, ANSWER).await {
+                true => Answer::Leads,
+                false => Answer::Silent,
+            };
         }
-        let is_there = match self.asker.ask(&leader.address).await {
-            Ok(said) => {
-                self.admission.raise_term(said.term);
-                said.incarnation == leader.incarnation
-            }
-            Err(_) => false,
-        };
-        if is_there {
-            self.admission.follow(&leader.address);
-            self.admission.hear_leader();
+        let Ok(said) = self.asker.ask(&leader.address).await else { return Answer::Silent };
+        self.admission.raise_term(said.term);
+        if said.incarnation != leader.incarnation {
+            return Answer::Silent;
         }
-        is_there
+        self.admission.follow(&leader.address);
+        self.admission.hear_leader();
+        if said.log_wait < CUT_OFF { Answer::Leads } else { Answer::CutOff }
     }
 
     /// Asks the processes that have registered how long they have not heard of a leader.

@@ -1,11 +1,12 @@
-//! Two meta processes: one leads, and the other takes over when it is killed, stopped or told to end. What was
-//! acknowledged is there, whoever leads.
+//! Two meta processes: one leads, and the other takes over when it is killed, stopped, told to end or cut off from the
+//! object store. What was acknowledged is there, whoever leads.
 
 use std::time::{Duration, Instant};
 
 use tokio_postgres::Client;
 
-use crate::process::Cluster;
+use crate::network::Network;
+use crate::process::{Cluster, OBJECT_STORE};
 use crate::transfers::{self, Transfers};
 use crate::{PROGRESS, one};
 
@@ -14,6 +15,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 struct Test {
     cluster: Cluster,
+    network: Option<Network>,
     admin: Client,
     running: Transfers,
     defined: u32,
@@ -24,12 +26,22 @@ impl Test {
     async fn start() -> Test {
         let dir = tempfile::tempdir().unwrap();
         let cluster = Cluster::start_with(dir.path(), &Cluster::TWO_METAS).await;
+        Test::with(dir, cluster, None).await
+    }
+
+    async fn start_on(network: Network) -> Test {
+        let (dir, names) = (tempfile::tempdir().unwrap(), &Cluster::TWO_METAS);
+        let cluster = Cluster::start_on_network(dir.path(), names, network.clone()).await;
+        Test::with(dir, cluster, Some(network)).await
+    }
+
+    async fn with(dir: tempfile::TempDir, cluster: Cluster, network: Option<Network>) -> Test {
         let admin = cluster.connect("frontend1").await;
         transfers::create(&admin).await;
         let addresses = ["frontend1", "frontend2"].map(|name| cluster.address(name));
         let running = Transfers::start(addresses);
         running.progress(PROGRESS).await;
-        Test { cluster, admin, running, defined: 0, _dir: dir }
+        Test { cluster, network, admin, running, defined: 0, _dir: dir }
     }
 
     /// The meta process that the log has as the leader, if it is one that was started last by its name.
@@ -37,7 +49,11 @@ impl Test {
         let sql = "SELECT address FROM millrace_catalog.processes WHERE roles = ARRAY['meta']";
         let rows = self.admin.query(sql, &[]).await.unwrap();
         let addresses: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
-        ["meta1", "meta2"].into_iter().find(|name| addresses.contains(&self.cluster.address(name)))
+        let address = |name: &'static str| match &self.network {
+            Some(network) => network.proxy(name, &self.cluster.address(name)),
+            None => self.cluster.address(name),
+        };
+        ["meta1", "meta2"].into_iter().find(|name| addresses.contains(&address(name)))
     }
 
     /// Definitions, statements and fresh reads go on. Returns how long that took, and who leads.
@@ -101,6 +117,21 @@ async fn a_stopped_leader_that_wakes_leads_no_longer() {
     assert!(log.contains("has taken over this object store"), "{log}");
     test.cluster.begin("meta1");
     assert_eq!(test.goes_on("meta1 stands by").await, "meta2");
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_takes_over_from_a_leader_that_is_cut_off_from_the_object_store() {
+    let network = Network::new();
+    let mut test = Test::start_on(network.clone()).await;
+    assert_eq!(test.leader().await, Some("meta1"));
+    let ways = [("meta1", OBJECT_STORE), (OBJECT_STORE, "meta1")];
+    network.hold(ways);
+    assert_eq!(test.goes_on("meta1 is cut off from the object store").await, "meta2");
+    network.release(&ways);
+    test.cluster.process("meta1").await_end(Duration::from_secs(60));
+    let log = test.cluster.process("meta1").log();
+    assert!(log.contains("has taken over this object store"), "{log}");
     test.end().await;
 }
 

@@ -47,6 +47,8 @@ pub struct Admission {
     incarnation: AtomicU64,
     /// The term that this process leads; 0: it does not.
     leading: AtomicU64,
+    /// For how long the object store has not taken the record of this leader, in milliseconds; 0: none waits.
+    log_wait: AtomicU64,
     leader: RwLock<Known>,
     fenced: RwLock<BTreeSet<u64>>,
     stopping: CancellationToken,
@@ -99,6 +101,16 @@ impl Admission {
     pub fn leads(&self) -> bool {
         let leading = self.leading.load(Ordering::Acquire);
         leading != 0 && leading >= self.term()
+    }
+
+    /// For how long the object store has not taken the next record of this leader; zero: no record waits.
+    pub fn set_log_wait(&self, wait: Duration) {
+        self.log_wait.store(wait.as_millis() as u64, Ordering::Release);
+    }
+
+    /// As it was set last.
+    pub fn log_wait(&self) -> Duration {
+        Duration::from_millis(self.log_wait.load(Ordering::Acquire))
     }
 
     /// The leader is there; empty: it is not known.

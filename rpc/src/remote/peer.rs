@@ -133,6 +133,8 @@ pub struct Handshake {
     pub leader: String,
     /// How long it has not heard of a leader; `None`: it has never heard of one.
     pub leader_silence: Option<Duration>,
+    /// Of a leader: for how long the object store has not taken its next record; zero: no record waits.
+    pub log_wait: Duration,
 }
 
 /// Where calls go.
@@ -248,6 +250,7 @@ impl Peer {
             leads: answer.leads,
             leader: answer.leader,
             leader_silence: answer.leader_silence_ms.map(Duration::from_millis),
+            log_wait: Duration::from_millis(answer.log_wait_ms),
         })
     }
 

@@ -120,6 +120,7 @@ impl Node for NodeService {
             leads: self.admission.leads(),
             leader: self.admission.leader(),
             leader_silence_ms: silence.map(|silence| silence.as_millis() as u64),
+            log_wait_ms: self.admission.log_wait().as_millis() as u64,
         }))
     }
 }

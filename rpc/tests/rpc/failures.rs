@@ -81,8 +81,15 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
     let (_fake, address) = serve(admission).await;
     let answer = peer(&address, Arc::default()).handshake().await.unwrap();
     let (leads, leader, leader_silence) = (false, String::new(), None);
-    let expected =
-        Handshake { build: BUILD.into(), incarnation: 30, term: 2, leads, leader, leader_silence };
+    let expected = Handshake {
+        build: BUILD.into(),
+        incarnation: 30,
+        term: 2,
+        leads,
+        leader,
+        leader_silence,
+        log_wait: Duration::ZERO,
+    };
     assert_eq!(answer, expected);
 
     let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;

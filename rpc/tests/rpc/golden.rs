@@ -84,8 +84,9 @@ fn golden_requests_of_each_service() {
         leads: true,
         leader: "m".into(),
         leader_silence_ms: Some(0),
+        log_wait_ms: 300,
     };
-    let expected = ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800"];
+    let expected = ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800", "40ac02"];
     assert_eq!(hex(&answer), expected.concat());
 
     let refusal = proto::NotLeader { leader: "m".into(), term: 300 };
