@@ -29,6 +29,9 @@ use crate::version::VersionEdit;
 /// What a call with a timeout of its own may take beyond it.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// A leader that the object store has not answered for so long may be succeeded by one that it answers.
+const LOG_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Where a process puts what it serves as the leader, once it leads.
 pub type LeaderSlot = OnceLock<Arc<dyn MetaControl>>;
 
@@ -97,7 +100,8 @@ impl Meta for Served {
         self.admission.admit(&request)?;
         let record =
             self.leader()?.beat(request.into_inner()).await.map_err(CallError::into_status)?;
-        Ok(Response::new(proto::HeartbeatAnswer { record }))
+        let log_wait_ms = self.admission.log_wait().as_millis() as u64;
+        Ok(Response::new(proto::HeartbeatAnswer { record, log_wait_ms }))
     }
 
     type FollowStream = BoxStream<'static, Result<proto::StreamMessage, Status>>;
@@ -327,7 +331,12 @@ impl MetaControl for RemoteMeta {
 
     async fn beat(&self, heartbeat: Heartbeat) -> Result<u64, CallError> {
         let send = |t, r| async move { client(t).beat(r).await };
-        Ok(self.peer.ask(heartbeat, send).await?.record)
+        let proto::HeartbeatAnswer { record, log_wait_ms } = self.peer.ask(heartbeat, send).await?;
+        if Duration::from_millis(log_wait_ms) >= LOG_PATIENCE {
+            // Another process may lead by now, of which the one that has answered does not know.
+            self.peer.doubt();
+        }
+        Ok(record)
     }
 
     async fn follow(&self, from: u64) -> Result<RecordStream, CallError> {

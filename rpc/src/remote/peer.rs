@@ -133,7 +133,7 @@ pub struct Handshake {
     pub leader: String,
     /// How long it has not heard of a leader; `None`: it has never heard of one.
     pub leader_silence: Option<Duration>,
-    /// Of a leader: for how long the object store has not taken its next record; zero: no record waits.
+    /// Of a leader: as it has said with [`set_log_wait`](super::Admission::set_log_wait).
     pub log_wait: Duration,
 }
 
@@ -173,7 +173,7 @@ impl Way {
 #[derive(Clone)]
 pub struct Peer {
     way: Arc<watch::Sender<Way>>,
-    /// Told when a call finds nobody there, or nobody who leads.
+    /// Told when a call finds nobody there, nobody who leads, or a leader that the object store does not answer.
     trouble: Arc<Notify>,
     identity: Arc<Identity>,
     /// The incarnation that is meant; 0: whoever is there.
@@ -201,7 +201,8 @@ impl Peer {
         Peer { way, trouble: Arc::default(), identity, target: 0, limits }
     }
 
-    /// Calls of this peer and its clones go to this address from now on. Those under way go on where they are.
+    /// Calls of this peer and its clones go to this address from now on. Those under way elsewhere end with
+    /// [`CallError::Unreachable`]: who takes them may have stopped leading and wait for ever. Streams go on where they are.
     pub fn redirect(&self, address: &str) -> Result<(), CallError> {
         if *self.address() != *address {
             self.way.send_replace(Way::new(address, &self.identity, self.limits)?);
@@ -215,9 +216,15 @@ impl Peer {
         let _ = self.way.subscribe().wait_for(|way| *way.address != *address).await;
     }
 
-    /// Completes when a call has found nobody there, or nobody who leads, since it last completed.
+    /// Completes when a call has found nobody there, nobody who leads, or a leader that may be cut off from the object
+    /// store, since it last completed.
     pub async fn troubled(&self) {
         self.trouble.notified().await;
+    }
+
+    /// Whoever is called here may not be the one to call any more.
+    pub(super) fn doubt(&self) {
+        self.trouble.notify_one();
     }
 
     /// The same, for calls that only the process of this incarnation may take.
@@ -279,7 +286,7 @@ impl Peer {
         match tokio::time::timeout(limit, self.call(Some(limit), message, send)).await {
             Ok(answer) => answer,
             Err(_) => {
-                self.trouble.notify_one();
+                self.doubt();
                 Err(CallError::Unreachable {
                     peer: self.address().to_string(),
                     cause: format!("no answer within {} ms", limit.as_millis()),
@@ -288,7 +295,7 @@ impl Peer {
         }
     }
 
-    /// A call that may last: it ends when the connection does.
+    /// A call that may last: it ends when the connection does, or when calls go elsewhere.
     pub(super) async fn wait<M: Clone, R, F>(
         &self,
         message: M,
@@ -314,7 +321,7 @@ impl Peer {
     }
 
     /// Sent again under a higher term, which has refused it, if this process only follows, and while there is no
-    /// connection, or nobody who leads, for as long as the limits say.
+    /// connection, or nobody who leads, for as long as the limits say. Not sent again where it may have had its effect.
     async fn call<M: Clone, R, F>(
         &self,
         limit: Option<Duration>,
@@ -330,8 +337,14 @@ impl Peer {
             if let Some(limit) = limit {
                 request.set_timeout(limit);
             }
-            let answer = send(self.transport(), request).await;
-            answer.map(Response::into_inner).map_err(|status| self.failed(&status))
+            let Way { address, transport } = self.way.borrow().clone();
+            tokio::select! {
+                biased;
+                answer = send(transport, request) => {
+                    answer.map(Response::into_inner).map_err(|status| self.failed(&status))
+                }
+                () = self.redirected_from(&address) => Err(abandoned(&address)),
+            }
         };
         if !self.identity.follows && self.limits.patience.is_zero() {
             return once(message).await;
@@ -354,7 +367,7 @@ impl Peer {
     pub(super) fn failed(&self, status: &Status) -> CallError {
         let error = CallError::from_status(&self.address(), status);
         if error.is_retryable() {
-            self.trouble.notify_one();
+            self.doubt();
         }
         if let CallError::StaleTerm { term } = error {
             self.identity.told.fetch_max(term, Ordering::AcqRel);
@@ -378,4 +391,10 @@ impl Peer {
         }
         request
     }
+}
+
+/// A call whose answer is not waited for any more, because calls go elsewhere. It may have had its effect.
+fn abandoned(address: &str) -> CallError {
+    let cause = "another process leads, and it has not answered".to_owned();
+    CallError::Unreachable { peer: address.to_owned(), cause }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use millrace_common::{DeltaChunk, Epoch, Generation, RelationId, SqlState};
 use millrace_rpc::call_error::{BUILD, CallError, PROTOCOL_VERSION, is_unreachable};
-use millrace_rpc::control::MetaControl;
+use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::dml::{DmlKind, DmlService, EntryFlag};
 use millrace_rpc::log::CreateSchema;
 use millrace_rpc::proto::node_client::NodeClient;
@@ -78,6 +78,7 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
     let admission = Arc::new(Admission::default());
     admission.set_incarnation(30);
     admission.raise_term(2);
+    admission.set_log_wait(Duration::from_millis(300));
     let (_fake, address) = serve(admission).await;
     let answer = peer(&address, Arc::default()).handshake().await.unwrap();
     let (leads, leader, leader_silence) = (false, String::new(), None);
@@ -88,7 +89,7 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
         leads,
         leader,
         leader_silence,
-        log_wait: Duration::ZERO,
+        log_wait: Duration::from_millis(300),
     };
     assert_eq!(answer, expected);
 
@@ -173,6 +174,44 @@ async fn a_call_waits_until_it_is_sent_to_who_leads() {
     let (flushed, ()) = tokio::join!(meta.flush(), redirect);
     flushed.unwrap();
     assert_eq!(&*peer.address(), second);
+}
+
+#[tokio::test]
+async fn a_call_under_way_ends_when_calls_go_elsewhere() {
+    let (admission, limits) = (Arc::<Admission>::default(), CallLimits::default());
+    let (fake, first) = serve(Arc::clone(&admission)).await;
+    let (_fake, second) = serve(admission).await;
+    let peer = Peer::new(&first, Arc::new(Identity::follower()), limits).unwrap();
+    let meta = RemoteMeta::new(peer.clone());
+    let redirect = async {
+        fake.arrived().await;
+        peer.redirect(&second).unwrap();
+        fake.was_dropped().await;
+    };
+    let both = async { tokio::join!(meta.wait_created(STUCK), redirect) };
+    let (ended, ()) = tokio::time::timeout(LIMIT, both).await.unwrap();
+    assert!(
+        matches!(&ended, Err(CallError::Unreachable { peer, .. }) if *peer == first),
+        "{ended:?}"
+    );
+    meta.wait_created(RelationId(7)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_leader_that_waits_for_the_store_is_doubted() {
+    let admission = Arc::<Admission>::default();
+    let (_fake, address) = serve(Arc::clone(&admission)).await;
+    let peer = peer(&address, Arc::default());
+    let meta = RemoteMeta::new(peer.clone());
+    let is_doubted = async |wait| {
+        admission.set_log_wait(wait);
+        meta.beat(Heartbeat::default()).await.unwrap();
+        // What is told is told by the time that the answer is here.
+        tokio::time::timeout(Duration::ZERO, peer.troubled()).await.is_ok()
+    };
+    assert!(!is_doubted(Duration::from_millis(1_900)).await);
+    assert!(is_doubted(Duration::from_secs(2)).await);
+    assert!(!is_doubted(Duration::ZERO).await);
 }
 
 #[tokio::test]

@@ -89,6 +89,9 @@ fn golden_requests_of_each_service() {
     let expected = ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800", "40ac02"];
     assert_eq!(hex(&answer), expected.concat());
 
+    let answer = proto::HeartbeatAnswer { record: 300, log_wait_ms: 5 };
+    assert_eq!(hex(&answer), "08ac02".to_owned() + "1005");
+
     let refusal = proto::NotLeader { leader: "m".into(), term: 300 };
     let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::NotLeader(refusal)) };
     assert_eq!(hex(&refusal), "3a06".to_owned() + "0a016d" + "10ac02");
