@@ -1,6 +1,7 @@
 //! What is told of jobs, sources and the log: SHOW JOBS, SHOW SOURCES, metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use millrace_common::{Epoch, Generation, RelationId};
 use millrace_rpc::version::JobVersion;
@@ -103,6 +104,13 @@ impl Meta {
     /// The append to the log that is under way, which commits wait for.
     pub fn append_wait(&self) -> Option<AppendWait> {
         self.shared.log().ok()?.append_wait()
+    }
+
+    /// For how long the object store has neither taken the next record of this leader nor said whether it still leads;
+    /// zero: neither is under way, or the store asks for fewer requests. After some seconds another process that the store
+    /// answers leads better.
+    pub fn store_wait(&self) -> Duration {
+        self.shared.log().map(|log| log.store_wait()).unwrap_or_default()
     }
 
     /// Bytes of a snapshot of the log, if one were taken now.

@@ -63,6 +63,15 @@ impl Drop for Append<'_> {
     }
 }
 
+/// A probe, while it is under way.
+struct Probe<'a>(&'a Lead);
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        *self.0.probe_began.lock() = None;
+    }
+}
+
 struct Appending {
     number: u64,
     /// On the clock of [`Env::since_boot`](millrace_common::Env::since_boot).
@@ -90,6 +99,8 @@ pub struct Lead {
     appending: parking_lot::Mutex<Option<Appending>>,
     /// Attempts to append beyond the first.
     retries: AtomicU64,
+    /// Since when the probe under way has been, on the same clock as appends; one is at a time.
+    probe_began: parking_lot::Mutex<Option<Duration>>,
     probing: Mutex<()>,
     checks: mpsc::Sender<Check>,
 }
@@ -120,6 +131,7 @@ impl Lead {
             proven: AtomicU64::default(),
             appending: parking_lot::Mutex::default(),
             retries: AtomicU64::default(),
+            probe_began: parking_lot::Mutex::default(),
             probing: Mutex::default(),
             checks,
         };
@@ -159,6 +171,19 @@ impl Lead {
         }
     }
 
+    /// For how long the store has answered neither the append under way nor the probe under way, whichever began first;
+    /// zero: neither is, or the store asks for fewer requests, which it would of another leader as well.
+    pub fn store_wait(&self) -> Duration {
+        let append = self.append_wait();
+        if append.as_ref().is_some_and(|append| append.progress.held) {
+            return Duration::ZERO;
+        }
+        let probe =
+            self.probe_began.lock().map(|began| self.env.since_boot().saturating_sub(began));
+        let append = append.map(|append| append.waiting);
+        append.max(probe).unwrap_or_default()
+    }
+
     /// Since the latest proof began.
     pub fn age(&self) -> Duration {
         let proven = Duration::from_nanos(self.proven.load(Ordering::Acquire));
@@ -178,6 +203,8 @@ impl Lead {
             return Ok(());
         }
         let _one = self.probing.lock().await;
+        *self.probe_began.lock() = Some(self.env.since_boot());
+        let _probe = Probe(self);
         let mut pause = RETRY_MIN;
         while self.age() >= LEADER_LEASE {
             match self.probe().await {

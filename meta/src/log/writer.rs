@@ -139,6 +139,11 @@ impl LogWriter {
         self.lead.append_wait()
     }
 
+    /// For how long the store has answered neither appends nor probes.
+    pub fn store_wait(&self) -> Duration {
+        self.lead.store_wait()
+    }
+
     fn why_closed(&self) -> MetaError {
         self.deposed.borrow().clone().unwrap_or(MetaError::Closed)
     }

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use super::TestEnv;
 use crate::fold::Verdict;
-use crate::log::{LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
+use crate::log::{LEADER_LEASE, LogStore, LogWriter, Observer, SnapshotPolicy, WriterOptions};
 use crate::state::MetaState;
 
 struct Nobody;
@@ -118,4 +118,34 @@ async fn an_append_waits_out_an_hour_and_says_so() {
         assert_eq!(leader.append_stats().waiting, Duration::ZERO);
         assert_eq!(leader.append_wait(), None);
     }
+}
+
+/// Others are told of it: one that the store answers leads better.
+#[tokio::test(start_paused = true)]
+async fn a_leader_knows_for_how_long_the_store_has_not_answered_it() {
+    let wait = Duration::from_secs(5);
+    let sim = SimStore::in_memory(Profile::S3, 1);
+    let store = wrapped(&sim);
+    let leader = lead(&store, 1).await;
+    tokio::time::sleep(LEADER_LEASE).await;
+    assert_eq!(leader.store_wait(), Duration::ZERO, "it waits for nothing");
+
+    sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
+    let read = tokio::time::timeout(wait, leader.prove_lead(|_| {}));
+    let (read, told) = tokio::join!(read, told_after(&leader, wait / 2));
+    assert!(read.is_err() && told >= wait / 2, "{read:?} {told:?}");
+    assert_eq!(leader.store_wait(), Duration::ZERO, "the read has given up");
+
+    let append = tokio::time::timeout(wait, leader.append(set(0)));
+    let (append, told) = tokio::join!(append, told_after(&leader, wait / 2));
+    assert!(append.is_err() && told >= wait / 2, "{append:?} {told:?}");
+    assert!(leader.store_wait() >= wait, "the record waits though nobody waits for it");
+    sim.set_faults(Faults::default());
+    assert!(leader.append(set(1)).await.unwrap().is_ok());
+    assert_eq!(leader.store_wait(), Duration::ZERO);
+}
+
+async fn told_after(leader: &LogWriter, time: Duration) -> Duration {
+    tokio::time::sleep(time).await;
+    leader.store_wait()
 }
