@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// A leader that nothing was heard of for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
-/// A leader whose record the object store has not taken for so long is cut off from it.
+/// A leader that the object store has not answered about the log for so long is cut off from it.
 pub const CUT_OFF: Duration = Duration::from_secs(4);
 /// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off.
 const ALONE: Duration = Duration::from_secs(6);
@@ -59,8 +59,8 @@ impl Silence {
 pub struct Heard {
     /// Whether the leader has said in the log that it leads no longer, or there was none.
     pub is_vacant: bool,
-    /// Whether the leader says that it is cut off from the object store.
-    pub is_cut_off: bool,
+    /// Of a leader that answers: for how long it has waited for the object store, as it says.
+    pub log_wait: Option<Duration>,
     /// For how long the leader has neither answered nor written a record.
     pub silence: Duration,
     /// Processes that have registered and take calls.
@@ -75,16 +75,20 @@ pub struct Heard {
 
 /// Whether the standby claims the lead now.
 pub fn claims(heard: &Heard) -> bool {
+    if heard.log_wait.is_some_and(|wait| wait < CUT_OFF) {
+        return false;
+    }
+    let is_cut_off = heard.log_wait.is_some();
     let least = match (heard.is_vacant, heard.registered, heard.answers.len()) {
         (true, ..) => Duration::ZERO,
-        (_, 1.., 0) if !heard.is_cut_off => ALONE,
+        (_, 1.., 0) if !is_cut_off => ALONE,
         _ => LOST,
     };
     let penalty = if heard.is_vacant { Duration::ZERO } else { heard.penalty };
     if heard.silence < least + RANK * heard.rank as u32 + penalty {
         return false;
     }
-    if heard.is_vacant || heard.is_cut_off {
+    if heard.is_vacant || is_cut_off {
         return true;
     }
     let has_lost = |silence: &&Option<Duration>| silence.is_none_or(|silence| silence >= LOST);
@@ -144,8 +148,10 @@ mod tests {
 
     #[test]
     fn a_leader_that_is_cut_off_from_the_store_is_lost_though_it_answers() {
-        let cut_off = Heard { is_cut_off: true, ..answered(&[0, 0]) };
+        let cut_off = Heard { log_wait: Some(CUT_OFF), ..answered(&[0, 0]) };
         assert!(claims(&cut_off));
+        let waits = Heard { log_wait: Some(CUT_OFF - SECOND), ..cut_off.clone() };
+        assert!(!claims(&waits), "the store may still answer it");
         assert!(!claims(&Heard { silence: SECOND, ..cut_off.clone() }), "a record has come");
         assert!(!claims(&Heard { rank: 2, ..cut_off.clone() }));
         assert!(claims(&Heard { answers: vec![], ..cut_off }), "this process is not cut off");

@@ -18,6 +18,8 @@ use tracing::{info, warn};
 const PAUSE: Duration = Duration::from_millis(200);
 /// How often it is checked whether a higher term was met.
 const CHECK: Duration = Duration::from_secs(1);
+/// How often a leader that was deposed is told, if it does not answer.
+const TELLS: u32 = 5;
 /// Of a handshake: whoever does not answer soon is not there.
 const LIMITS: CallLimits = CallLimits {
     connect: Duration::from_millis(700),
@@ -69,6 +71,18 @@ impl Asker {
             Some(error) if there.is_empty() => Err(error),
             _ => Ok(there),
         }
+    }
+}
+
+/// Has the process at this address, which led before, learn from a handshake of the term of `identity`, if it answers: it
+/// ends then, and with it the calls that wait there.
+pub async fn tell_deposed(address: &str, identity: &Arc<Identity>) {
+    let asker = Asker::new(Arc::clone(identity));
+    for _ in 0..TELLS {
+        if asker.ask(address).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
@@ -133,13 +147,15 @@ impl LeaderSearch {
         Ok(Some(Found { address, term: said.term }))
     }
 
-    /// Looks again whenever a call finds no leader, or a higher term was met. Runs until it is dropped.
+    /// Looks again whenever a call finds no leader, or one that the object store does not answer, or a higher term was met
+    /// or is in the log. Runs until it is dropped.
     pub async fn run(self, mut found: Found) {
         loop {
             tokio::select! {
                 () = self.peer.troubled() => {}
                 () = tokio::time::sleep(CHECK) => {
-                    if self.admission.term() <= found.term {
+                    let in_log = self.log.read(|state| state.term);
+                    if self.admission.term().max(in_log) <= found.term {
                         continue;
                     }
                 }
@@ -165,5 +181,86 @@ impl LeaderSearch {
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_common::EnvHandle;
+    use millrace_meta::{Meta, MetaOptions};
+    use millrace_rpc::control::{Heartbeat, MetaControl};
+    use millrace_rpc::remote::{LeaderSlot, RemoteMeta, Server};
+    use object_store::ObjectStore;
+    use object_store::memory::InMemory;
+    use tokio::net::TcpListener;
+    use tokio_util::task::AbortOnDropHandle;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// A meta process that can lead, and where it listens.
+    async fn may_lead(meta: &Arc<Meta>) -> (Arc<Admission>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let (admission, slot) = (Arc::<Admission>::default(), Arc::<LeaderSlot>::default());
+        assert!(slot.set(Arc::clone(meta) as Arc<dyn MetaControl>).is_ok());
+        tokio::spawn(Server::new(Arc::clone(&admission)).leader(slot).serve(listener));
+        (admission, address)
+    }
+
+    /// A process that follows the first of two that can lead, and neither hears of the second.
+    struct Test {
+        store: Arc<dyn ObjectStore>,
+        meta: Arc<Meta>,
+        log: Arc<LogFollower>,
+        peer: Peer,
+        first: (Arc<Admission>, String),
+        second: (Arc<Admission>, String),
+        _search: AbortOnDropHandle<()>,
+    }
+
+    impl Test {
+        async fn start() -> Test {
+            let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let meta = Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap();
+            let (first, second) = (may_lead(&meta).await, may_lead(&meta).await);
+            first.0.lead(1);
+            let log = LogFollower::open(Arc::clone(&store), EnvHandle::default()).await.unwrap();
+            let (log, identity) = (Arc::new(log), Arc::new(Identity::follower()));
+            let peer = Peer::new(&first.1, Arc::clone(&identity), CallLimits::default()).unwrap();
+            let metas = [first.1.clone(), second.1.clone()];
+            let search = LeaderSearch::new(&metas, &log, &identity, &Arc::default(), &peer);
+            let found = search.look().await.unwrap().unwrap();
+            assert_eq!(found, Found { address: first.1.clone(), term: 1 });
+            second.0.lead(2);
+            let search = AbortOnDropHandle::new(tokio::spawn(search.run(found)));
+            Test { store, meta, log, peer, first, second, _search: search }
+        }
+
+        async fn finds_the_second(&self) {
+            let redirected = self.peer.redirected_from(&self.first.1);
+            tokio::time::timeout(LIMIT, redirected).await.unwrap();
+            assert_eq!(*self.peer.address(), *self.second.1);
+        }
+    }
+
+    #[tokio::test]
+    async fn another_leader_is_found_though_the_one_before_answers() {
+        let test = Test::start().await;
+        test.first.0.set_log_wait(Duration::from_secs(5));
+        let incarnation = test.meta.incarnation();
+        let heartbeat = Heartbeat { incarnation, ..Heartbeat::default() };
+        RemoteMeta::new(test.peer.clone()).beat(heartbeat).await.unwrap();
+        test.finds_the_second().await;
+    }
+
+    #[tokio::test]
+    async fn another_leader_is_found_when_the_log_has_it() {
+        let test = Test::start().await;
+        let next = Meta::open(MetaOptions::new(Arc::clone(&test.store))).await.unwrap();
+        assert_eq!(next.term(), 2);
+        test.log.catch_up().await.unwrap();
+        test.finds_the_second().await;
     }
 }

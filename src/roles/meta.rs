@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
+use super::leader::tell_deposed;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::peers::Peers;
@@ -91,7 +92,7 @@ impl MetaProcess {
         let standby = seat.standby(&own).await?;
         standby.refuse_standalone(&own).await?;
         let at_once = match standby.claims_at_once(&own) {
-            Some(record) => seat.lead(record).await?,
+            Some(record) => seat.lead(record, None).await?,
             None => false,
         };
         if !at_once {
@@ -183,7 +184,7 @@ impl Seat {
             loop {
                 let record = standby.wait().await;
                 let mut pause = PAUSE;
-                match self.lead(record).await {
+                match self.lead(record, standby.followed()).await {
                     Ok(true) => break,
                     Ok(false) if self.clock.lock().is_some() => pause = CLOCK_PAUSE,
                     Ok(false) => info!("another process was first: stands by"),
@@ -200,8 +201,9 @@ impl Seat {
         }
     }
 
-    /// Claims the lead, if `record` is the log's last one, and serves as the leader once it may. Whether it leads.
-    async fn lead(&self, record: u64) -> Result<bool, StartError> {
+    /// Claims the lead, if `record` is the log's last one, and serves as the leader once it may. Whether it leads. `before`:
+    /// where the leader is that may still be there.
+    async fn lead(&self, record: u64, before: Option<String>) -> Result<bool, StartError> {
         let meta =
             match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
                 Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
@@ -222,10 +224,14 @@ impl Seat {
         self.admission.follow("");
         self.admission.raise_term(meta.term());
         self.admission.set_incarnation(meta.incarnation());
-        begin_to_lead(&self.config.process, &meta).await;
         let identity = Identity::new(meta.term(), meta.incarnation());
         let identity = Arc::new(identity.with_tls(self.advertised.tls.clone()));
         let _ = self.identity.set(Arc::clone(&identity));
+        if let Some(before) = before {
+            let identity = Arc::clone(&identity);
+            tokio::spawn(async move { tell_deposed(&before, &identity).await });
+        }
+        begin_to_lead(&self.config.process, &meta).await;
         let connect = Peers {
             identity,
             admission: Arc::clone(&self.admission),
@@ -258,9 +264,7 @@ impl Seat {
             if let Some(skew) = meta.clock_skew() {
                 break skew.to_string();
             }
-            // Where the store asks for fewer requests, another leader would have to wait as well.
-            let append = meta.append_wait().filter(|append| !append.progress.held);
-            self.admission.set_log_wait(append.map_or(Duration::ZERO, |append| append.waiting));
+            self.admission.set_log_wait(meta.store_wait());
             if !has_led_long && began.elapsed() > LED_LONG {
                 has_led_long = true;
                 self.note(Leadership::has_led_long).await;

@@ -16,7 +16,7 @@ use millrace_rpc::remote::{Admission, Identity};
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::claim::{CUT_OFF, Heard, LOST, Silence, claims};
+use super::claim::{Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use crate::leadership::Leadership;
 use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
@@ -44,8 +44,8 @@ struct Leader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
     Leads,
-    /// The object store does not take its records.
-    CutOff,
+    /// As one that has waited for the object store for so long that this process reads the log.
+    Waits(Duration),
     Silent,
 }
 
@@ -169,9 +169,13 @@ impl Standby {
             return Ok(None);
         }
         let noted = self.silence.note(number, now);
+        let log_wait = match answer {
+            Answer::Waits(wait) => Some(wait),
+            Answer::Leads | Answer::Silent => None,
+        };
         let mut heard = Heard {
             is_vacant: leader.is_none(),
-            is_cut_off: answer == Answer::CutOff,
+            log_wait,
             silence: noted,
             penalty: self.penalty,
             ..Heard::default()
@@ -190,7 +194,11 @@ impl Standby {
         if !claims(&heard) {
             return Ok(None);
         }
-        info!(?leader, ?heard, "nobody leads: this process claims the lead");
+        let why = match log_wait {
+            Some(_) => "the leader is cut off from the object store",
+            None => "nobody leads",
+        };
+        info!(?leader, ?heard, "{why}: this process claims the lead");
         Ok(Some(number))
     }
 
@@ -199,6 +207,12 @@ impl Standby {
         self.caught_up = Instant::now();
         self.admission.raise_term(self.log.read(|state| state.term));
         Ok(())
+    }
+
+    /// Where the leader is that the log has, if it leads a cluster: it is to learn that another one leads.
+    pub fn followed(&self) -> Option<String> {
+        let leader = self.log.read(leader).filter(|leader| !leader.is_standalone)?;
+        Some(leader.address).filter(|address| !address.is_empty())
     }
 
     /// Whether the leader that the log has answers, as the one that it is there.
@@ -222,7 +236,8 @@ impl Standby {
         }
         self.admission.follow(&leader.address);
         self.admission.hear_leader();
-        if said.log_wait < CUT_OFF { Answer::Leads } else { Answer::CutOff }
+        // A claim needs the log's last record by the time that it is due, and to have seen that none comes.
+        if said.log_wait < LOST { Answer::Leads } else { Answer::Waits(said.log_wait) }
     }
 
     /// Asks the processes that have registered how long they have not heard of a leader.
