@@ -12,6 +12,8 @@ use crate::{PROGRESS, one};
 
 /// How long it may take until definitions and statements go on. Less than half of it where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(20);
+/// How long what waits at a leader may take that is cut off from the object store. 8 s where nothing else runs.
+const ENDS: Duration = Duration::from_secs(15);
 
 struct Test {
     cluster: Cluster,
@@ -81,6 +83,27 @@ impl Test {
         self.leader().await.expect("somebody leads")
     }
 
+    /// Returns when both sessions have written again since then, and how long that took.
+    async fn resume(&self, since: Instant) -> Duration {
+        while self.running.have_written_since(since) != [true, true] {
+            assert!(since.elapsed() < LIMIT, "writes do not go on: {}", self.running.errors());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        since.elapsed()
+    }
+
+    /// Reads again and again until sessions write. Returns how long the longest read took.
+    async fn reads_since(&self, since: Instant, client: &Client) -> Duration {
+        let mut longest = Duration::ZERO;
+        while self.running.have_written_since(since) != [true, true] {
+            let began = Instant::now();
+            let count = one::<i64>(client, "SELECT count(*) FROM accounts").await;
+            assert_eq!(count, transfers::ACCOUNTS);
+            longest = longest.max(began.elapsed());
+        }
+        longest
+    }
+
     async fn end(self) {
         let outcomes = self.running.end().await;
         println!("errors: {:#?}", outcomes.errors);
@@ -125,14 +148,40 @@ async fn another_takes_over_from_a_leader_that_is_cut_off_from_the_object_store(
     let network = Network::new();
     let mut test = Test::start_on(network.clone()).await;
     assert_eq!(test.leader().await, Some("meta1"));
+    let [reader, definer] =
+        [test.cluster.connect("frontend1").await, test.cluster.connect("frontend2").await];
     let ways = [("meta1", OBJECT_STORE), (OBJECT_STORE, "meta1")];
     network.hold(ways);
-    assert_eq!(test.goes_on("meta1 is cut off from the object store").await, "meta2");
-    network.release(&ways);
+    let began = Instant::now();
+    let (written, read, defined) =
+        tokio::join!(test.resume(began), test.reads_since(began, &reader), define(&definer));
+    println!(
+        "writes go on after {written:?}; a read waited for {read:?}, a CREATE for {defined:?}"
+    );
+    assert!(read > Duration::from_secs(1), "none has waited at the leader that is cut off");
+    assert!([written, read, defined].iter().all(|time| *time < ENDS));
+
+    // It learns of it from the other one.
     test.cluster.process("meta1").await_end(Duration::from_secs(60));
     let log = test.cluster.process("meta1").log();
     assert!(log.contains("has taken over this object store"), "{log}");
+    assert_eq!(test.goes_on("meta1 is cut off from the object store").await, "meta2");
+    // The record that it had sent arrives.
+    network.release(&ways);
+    test.cluster.begin("meta1");
+    assert_eq!(test.goes_on("meta1 is there again").await, "meta2");
+    assert!(test.cluster.process("meta1").log().contains("stands by"));
     test.end().await;
+}
+
+/// How long a definition takes until its outcome is known, or known to be unknown.
+async fn define(client: &Client) -> Duration {
+    let began = Instant::now();
+    let sql = "CREATE MATERIALIZED VIEW waiting AS SELECT count(*) AS n FROM accounts";
+    if let Err(error) = client.batch_execute(sql).await {
+        assert_eq!(error.code().map(|code| code.code()), Some("08007"), "{error:?}");
+    }
+    began.elapsed()
 }
 
 #[tokio::test(flavor = "multi_thread")]

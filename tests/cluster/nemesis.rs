@@ -240,12 +240,17 @@ impl Nemesis {
         self.pending.push((Instant::now() + lasts, Pending::Heal(ways)));
     }
 
-    /// Cuts processes off from each other. Returns which.
-    fn partition(&mut self) -> Vec<&'static str> {
-        let one = match self.random.one_in(3) {
+    /// Any process, more often one that may lead.
+    fn often_a_meta(&mut self) -> &'static str {
+        match self.random.one_in(3) {
             true => ["meta1", "meta2"][self.random.within(0..=1) as usize],
             false => self.one_of_all(),
-        };
+        }
+    }
+
+    /// Cuts processes off from each other. Returns which.
+    fn partition(&mut self) -> Vec<&'static str> {
+        let one = self.often_a_meta();
         let other = self.one_of_all();
         let kind = self.random.within(0..=4);
         if kind <= 1 || other == one {
@@ -262,7 +267,7 @@ impl Nemesis {
 
     /// Cuts a process off from the object store.
     fn cut_off_from_store(&mut self) -> Vec<&'static str> {
-        let name = self.one_of_all();
+        let name = self.often_a_meta();
         let ways = vec![(name, OBJECT_STORE), (OBJECT_STORE, name)];
         self.hold(ways, format!("{name} is cut off from the object store"));
         vec![name]
@@ -359,7 +364,12 @@ impl Nemesis {
             }
         }
         for name in NAMES {
-            let is_pending = self.pending.iter().any(|(_, p)| p.name() == Some(name));
+            // Without the object store it does not start.
+            let waits = |pending: &Pending| match pending {
+                Pending::Heal(ways) => ways.contains(&(name, OBJECT_STORE)),
+                other => other.name() == Some(name),
+            };
+            let is_pending = self.pending.iter().any(|(_, pending)| waits(pending));
             if !is_pending && self.cluster.process(name).has_ended() {
                 self.say(format!("{name} has ended, and is started again"));
                 self.keep_log(name);
