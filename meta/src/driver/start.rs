@@ -62,7 +62,8 @@ impl Driver {
 
     /// A first scan whose versions may be gone is not started: it begins anew, at another epoch.
     async fn check_snapshot(&self) -> Result<(), ExitReason> {
-        if self.shared.state.read().is_caught_up(self.handle.id) && self.commits() > 0 {
+        let is_caught_up = self.shared.state.read().is_caught_up(self.handle.id);
+        if is_caught_up && self.commits() > 0 {
             return Ok(());
         }
         self.await_inputs_attempted().await;

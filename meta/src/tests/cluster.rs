@@ -411,12 +411,13 @@ async fn a_leader_that_has_been_succeeded_gives_no_locks() {
     let (first, _) = leader(&store).await;
     let frontend = registered(&first.meta, process(1, ProcessRole::Frontend, "f:1")).await;
     assert!(take_lock(&first.meta, frontend, 1).await.unwrap().taken);
+    let term = first.meta.term();
     let (second, _) = leader(&store).await;
     tokio::time::advance(LEADER_LEASE).await;
     let refused = take_lock(&first.meta, frontend, 2).await;
     assert!(matches!(refused, Err(CallError::Sql(_))), "{refused:?}");
     let given = take_lock(&second.meta, frontend, 2).await.unwrap();
-    assert!(given.taken && given.term > first.meta.term());
+    assert!(given.taken && given.term > term, "{given:?} {term}");
 }
 
 /// Each address is a worker of its own.

@@ -67,10 +67,12 @@ async fn a_long_scan_keeps_the_versions_of_its_epoch() {
     c.meta.set_setting("snapshot_retention", Some("30s")).await.unwrap();
     c.insert(t).await;
     assert_eq!(c.read(&[v]).await, [1]);
-    let w = c.create(view("w", &[t, v])).await;
     let slow =
         Behaviour { backfill_steps: 30, cut_takes: Duration::from_secs(5), ..Behaviour::default() };
-    c.fake.behave(w, slow);
+    // Its id is the next one.
+    c.fake.behave(RelationId(v.0 + 1), slow);
+    let w = c.create(view("w", &[t, v])).await;
+    assert_eq!(w.0, v.0 + 1);
     for _ in 0..LONG {
         c.insert(t).await;
         tokio::time::sleep(Duration::from_secs(1)).await;

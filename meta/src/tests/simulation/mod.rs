@@ -38,6 +38,8 @@ use self::world::{FRONTENDS, NODES, Process, World};
 
 /// How long processes are harmed, in seconds: one of these.
 const ROUGH: [u64; 3] = [10, 20, 40];
+/// In some runs.
+const LONG_ROUGH: u64 = 150;
 /// How long everything may take to be as it should, when nothing is harmed any more.
 const HEALED_WITHIN: Duration = Duration::from_secs(90);
 /// Seeds that are tried by default: the tests of this module take one core little more than a minute with them.
@@ -146,7 +148,8 @@ async fn history(world: &Arc<World>) {
     }
     let calm = world.numbers.between(2_000, 8_000);
     tokio::time::sleep(calm).await;
-    let rough = Duration::from_secs(world.numbers.of(&ROUGH));
+    let rough = world.numbers.of(&ROUGH);
+    let rough = Duration::from_secs(if world.is_long { LONG_ROUGH } else { rough });
     nemesis::rage(Arc::clone(world), rough).await;
     nemesis::heal(world);
     world.be_quiet();

@@ -372,6 +372,8 @@ pub struct World {
     pub turns: Arc<Turns>,
     /// Invariants of the state are not checked: what a read makes of a bug is to be seen.
     pub spares_invariants: bool,
+    /// Harm goes on for several times as long as versions of rows are kept.
+    pub is_long: bool,
     pub began: Instant,
     pub bucket: Bucket,
     pub network: Network,
@@ -394,6 +396,7 @@ impl World {
             climate: Climate::new(&numbers, bug),
             turns: Arc::new(Turns::new(numbers.next())),
             spares_invariants: bug == Some("sequence-of-writer"),
+            is_long: bug == Some("scan-below-horizon") || bug.is_none() && seed % 16 == 5,
             numbers,
             counts: Mutex::default(),
             prints: std::env::var_os("MILLRACE_SIMULATION_TRACE").is_some(),
