@@ -11,6 +11,7 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::cache::{Priority, ReadOptions};
 use crate::entry::Found;
@@ -53,15 +54,16 @@ impl ReadClass {
         self.options.lock().clone()
     }
 
-    /// The lookup has become more urgent: also of the blocks that it is reading already. It must be polled again, which
-    /// this causes.
-    pub fn raise(&self, to: Priority) {
+    /// The lookup has become more urgent: also of what it is reading already. It must be polled again, which this causes.
+    /// `deadline`: when its answer is needed, if somebody knows.
+    pub fn raise(&self, to: Priority, deadline: Option<Instant>) {
         {
             let mut options = self.options.lock();
             if options.priority <= to {
                 return;
             }
             options.priority = to;
+            options.deadline = deadline;
         }
         self.raised.notify_one();
     }

@@ -16,7 +16,7 @@ use futures::TryStreamExt;
 use millrace_common::access::AccessClass;
 use millrace_common::{DeltaChunk, Epoch, JobId, RelationId};
 use millrace_rpc::version::{JobVersion, RunMeta, SliceRef};
-use millrace_storage::cache::Priority;
+use millrace_storage::cache::{Priority, ReadLimits};
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{
     JobStore, Lookup, ScanOptions, StateStore, StoreOptions, TableDesc, TableWriter,
@@ -292,6 +292,52 @@ async fn a_lookup_reads_in_the_class_that_it_is_given() {
         assert_eq!(seen, only, "{class:?}");
         assert_eq!(wait.await.unwrap().unwrap().len(), 1);
     }
+}
+
+/// What is read ahead becomes more urgent when its epoch is sealed, whatever it waits for: also for an index, which comes
+/// before its blocks.
+#[tokio::test]
+async fn a_lookup_that_waits_for_an_index_raises_that_read_too() {
+    let sim = sim();
+    let store = open(&sim, 1).await;
+    let mut versions = Vec::new();
+    for id in [20000, 20001] {
+        let job = open_job(&store, id, &JobVersion::default()).await;
+        commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
+        let edit = job.flush().await.unwrap();
+        versions.push(JobVersion { runs: edit.add_runs, ..JobVersion::default() });
+    }
+    let mut options = StoreOptions::new(Arc::clone(&sim) as _, 2);
+    options.cache.reads = ReadLimits::fixed(1);
+    let cold = StateStore::open(options).await.unwrap();
+    let first = open_job(&cold, 20000, &versions[0]).await;
+    let second = open_job(&cold, 20001, &versions[1]).await;
+    let (busy, writer) = (first.writer(TABLE).unwrap(), second.writer(TABLE).unwrap());
+    sim.hang_reads(None);
+    let of = |class: Priority| cold.cache().read_stats().classes[class as usize];
+    let queued = async |class: Priority| {
+        let is_queued = async {
+            while of(class).queued == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), is_queued).await.unwrap();
+    };
+    let busy = tokio::spawn(busy.multi_get(keys(5, 6)).wait());
+    while of(Priority::Demand).in_flight == 0 {
+        tokio::task::yield_now().await;
+    }
+    let lookup = writer.multi_get(keys(5, 6)).of_class(Priority::Prefetch);
+    let Lookup::Pending(reading) = lookup else { panic!("nothing is in memory") };
+    let class = reading.class();
+    let read = tokio::spawn(reading.whole());
+    queued(Priority::Prefetch).await;
+    class.raise(Priority::Barrier, None);
+    queued(Priority::Barrier).await;
+    assert_eq!(of(Priority::Prefetch).queued, 0);
+    sim.release_reads();
+    assert_eq!(busy.await.unwrap().unwrap().len(), 1);
+    assert_eq!(read.await.unwrap().unwrap().len(), 1);
 }
 
 #[tokio::test]

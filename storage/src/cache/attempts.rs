@@ -133,7 +133,10 @@ impl BlockCache {
         };
         // Before the permit starts the next read.
         match &answer {
-            Ok(_) => self.scheduler.answered(slot, self.options.env.elapsed(began)),
+            Ok(_) => {
+                let took = self.options.env.elapsed(began);
+                self.scheduler.answered(slot, read.urgency.priority(), took);
+            }
             Err(error) => self.scheduler.failed(Failure::of(error)),
         }
         drop(permit);
@@ -174,14 +177,21 @@ impl BlockCache {
     ) -> Option<Answer> {
         let began = self.options.env.now();
         loop {
-            let Some(delay) = self.scheduler.hedge_delay(slot, read.urgency.priority()) else {
-                match select(first.as_mut(), pin!(read.urgency.raised())).await {
-                    Either::Left((answer, _)) => return Some(answer),
-                    Either::Right(_) => continue,
+            let delay = self.scheduler.hedge_delay(slot, &read.urgency, began);
+            let slow = async {
+                match delay {
+                    Some(delay) => {
+                        sleep(delay.saturating_sub(self.options.env.elapsed(began))).await
+                    }
+                    None => std::future::pending().await,
                 }
             };
-            let left = delay.saturating_sub(self.options.env.elapsed(began));
-            return timeout(left, first).await.ok();
+            tokio::select! {
+                biased;
+                answer = first.as_mut() => return Some(answer),
+                () = read.urgency.raised() => {}
+                () = slow => return None,
+            }
         }
     }
 

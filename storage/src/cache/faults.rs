@@ -216,6 +216,41 @@ async fn a_slow_prefetch_is_asked_for_again_as_soon_as_somebody_waits_for_it() {
     assert_eq!(cache.read_stats().hedges_won, earlier.hedges_won + 1);
 }
 
+/// What is needed at a deadline, and hangs, is asked for again long before it. Of reads that are in time few are.
+#[tokio::test(start_paused = true)]
+async fn what_is_needed_at_a_deadline_is_asked_for_again_if_it_is_likely_to_be_late() {
+    let sim = SimStore::in_memory(Profile::S3, 3);
+    let runs = runs(&sim, 20).await;
+    let cache = open(&sim, single_blocks());
+    let indexes = cache.indexes(&runs, Priority::Demand).await.unwrap();
+    for (run, index) in runs.iter().zip(&indexes).take(10) {
+        right_blocks(&cache, run, index, ReadOptions::DEMAND).await;
+    }
+    let by = |after: Duration| {
+        let deadline = Some(cache.options.env.now() + after);
+        ReadOptions { deadline, ..ReadOptions::keeping(Priority::Barrier) }
+    };
+    let learned = cache.read_stats();
+    let before = cache.stats().gets;
+    for (run, index) in runs.iter().zip(&indexes).skip(10).take(9) {
+        right_blocks(&cache, run, index, by(Duration::from_secs(5))).await;
+    }
+    let in_time = cache.read_stats().hedges_sent - learned.hedges_sent;
+    let reads = cache.stats().gets - before;
+    assert!(in_time <= 1 + reads / 50, "{in_time} second requests of {reads}");
+    let earlier = cache.read_stats();
+    sim.set_faults(Faults { hang: 1.0, ..GETS });
+    let began = cache.options.env.now();
+    let wanted = vec![request(&runs[19], &indexes[19], 0)];
+    let ahead = cache.begin_fetch(wanted, by(Duration::from_secs(5)));
+    sleep(Duration::from_millis(1)).await;
+    sim.set_faults(Faults::default());
+    assert_eq!(Answer::all(ahead).await.unwrap().len(), 1);
+    let took = cache.options.env.elapsed(began);
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(cache.read_stats().hedges_won, earlier.hedges_won + 1);
+}
+
 /// One job's cold reads fill what the store takes, and the limit grows while the store keeps its pace.
 #[tokio::test(start_paused = true)]
 async fn many_cold_reads_of_one_job_take_few_rounds_of_the_store() {

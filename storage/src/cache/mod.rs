@@ -36,6 +36,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use crate::block::Block;
 use crate::error::{Result, StorageError};
@@ -181,6 +182,8 @@ impl Priority {
 #[derive(Clone, Debug)]
 pub struct ReadOptions {
     pub priority: Priority,
+    /// When the answer is needed, where nobody waits for it before. Of reads of the class of barriers.
+    pub deadline: Option<Instant>,
     /// Keep what was read.
     pub fill_cache: bool,
     /// Counts the requests to the store that are made for the reader: not those that others have made already.
@@ -196,7 +199,7 @@ impl ReadOptions {
     pub const COMPACTION: ReadOptions = ReadOptions::of(Priority::Compaction, false);
 
     pub const fn of(priority: Priority, fill_cache: bool) -> ReadOptions {
-        ReadOptions { priority, fill_cache, requests: None, bytes: None }
+        ReadOptions { priority, deadline: None, fill_cache, requests: None, bytes: None }
     }
 
     /// Of this class, and what was read is kept.
@@ -512,7 +515,7 @@ impl BlockCache {
         priority: Priority,
     ) -> Result<Bytes> {
         let path = &Path::from(object);
-        let read = RangeRead { path, range, urgency: Urgency::new(priority), owner: 0 };
+        let read = RangeRead { path, range, urgency: Urgency::new(priority, None), owner: 0 };
         let bytes = self.read_range(&read, || true).await?;
         bytes.ok_or_else(|| StorageError::internal("a read that was wanted was given up"))
     }

@@ -217,7 +217,7 @@ impl BlockCache {
                 Joined::Follow(wait, less_urgent) => {
                     joined += 1;
                     if let Some(urgency) = less_urgent {
-                        self.scheduler.raise(&urgency, options.priority);
+                        self.scheduler.raise(&urgency, options.priority, options.deadline);
                     }
                     Answer::Wait(wait)
                 }
@@ -305,9 +305,9 @@ impl BlockCache {
         }
         let keep = options.fill_cache;
         for (path, read, mut members) in planned {
-            let urgency = Urgency::new(options.priority);
+            let urgency = Urgency::new(options.priority, options.deadline);
             for joined in members.iter().filter_map(|l| l.promise.attach(&urgency)) {
-                self.scheduler.raise(&urgency, joined);
+                self.scheduler.raise(&urgency, joined, None);
             }
             let cache = Arc::clone(self);
             self.spawn(async move {

@@ -18,11 +18,11 @@ use millrace_common::collections::{HashMap, HashSet};
 use super::DECODED;
 use super::plan::{Place, Plan, SortedKeys, Target, to_ask};
 use crate::block::Block;
-use crate::cache::{Answer, BlockRequest, PartitionRequest, Piece, plan};
+use crate::cache::{Answer, BlockCache, BlockRequest, PartitionRequest, Piece, ReadOptions, plan};
 use crate::error::{Result, StorageError};
 use crate::lookup::{Lookups, Recency};
 use crate::reading::{Lookup, Part, ReadClass, Reading};
-use crate::run::RunIndex;
+use crate::run::{RunIndex, RunReader};
 use crate::state_store::Shared;
 use crate::writer::LookupRequest;
 
@@ -63,6 +63,14 @@ struct Arrived {
     blocks: Vec<(Place, Arc<Block>)>,
 }
 
+/// Indexes that are being read, all that the lookup needs in one round.
+struct Loading {
+    /// By target.
+    loaded: BoxFuture<'static, Result<Indexes>>,
+    opening: Vec<Arc<RunReader>>,
+    partitions: Vec<PartitionRequest>,
+}
+
 /// A lookup on its way.
 pub(super) struct Answering {
     shared: Arc<Shared>,
@@ -72,8 +80,8 @@ pub(super) struct Answering {
     lookups: Lookups,
     targets: Vec<Target>,
     indexes: Vec<Option<Arc<RunIndex>>>,
-    /// Indexes that were missing, by target.
-    loading: Option<BoxFuture<'static, Result<Indexes>>>,
+    /// Indexes that were missing.
+    loading: Option<Loading>,
     /// How many indexes were read for this lookup.
     loaded: usize,
     plan: Plan,
@@ -166,11 +174,22 @@ impl Answering {
 
     async fn next(&mut self) -> Result<Part> {
         loop {
-            if let Some(loading) = &mut self.loading {
+            if let Some(Loading { loaded, .. }) = &mut self.loading {
                 let loaded = match self.done.is_empty() {
-                    true => Some(loading.await),
+                    true => {
+                        let class = self.class.clone();
+                        let loaded = match select(loaded, pin!(class.raised())).await {
+                            Either::Left((loaded, _)) => Some(loaded),
+                            Either::Right(_) => None,
+                        };
+                        if loaded.is_none() {
+                            self.raise_indexes();
+                            continue;
+                        }
+                        loaded
+                    }
                     // Begins the reads, for which the strings of this part do not wait.
-                    false => loading.now_or_never(),
+                    false => loaded.now_or_never(),
                 };
                 let part = if self.done.is_empty() { None } else { Some(self.part()?) };
                 if let Some(loaded) = loaded {
@@ -247,14 +266,21 @@ impl Answering {
         let (opened, opening): (Vec<usize>, Vec<_>) = opening.into_iter().unzip();
         let (parts, partitions): (Vec<usize>, Vec<_>) = partitions.into_iter().unzip();
         let (cache, class) = (Arc::clone(&self.shared.cache), self.class.clone());
+        let asked = (opening.clone(), partitions.clone());
         let load = async move {
-            let options = class.get();
-            let mut answers = cache.begin_open(opening, options.clone());
-            answers.extend(cache.begin_partitions(partitions, options));
+            let answers = begin_indexes(&cache, asked.0, asked.1, class.get());
             let indexes = Answer::all(answers).await?;
             Ok(opened.into_iter().chain(parts).zip(indexes).collect())
         };
-        self.loading = Some(load.boxed());
+        self.loading = Some(Loading { loaded: load.boxed(), opening, partitions });
+    }
+
+    /// Indexes that are being read become as urgent as the lookup is by now.
+    fn raise_indexes(&self) {
+        let Some(Loading { opening, partitions, .. }) = &self.loading else { return };
+        let (cache, options) = (&self.shared.cache, self.class.get());
+        // Whoever asks for what is being read joins that read.
+        drop(begin_indexes(cache, opening.clone(), partitions.clone(), options));
     }
 
     /// Plans anew with indexes that have come. All strings that are in no part are in the queue.
@@ -603,4 +629,16 @@ impl Answering {
         self.blocks.clear();
         self.held_bytes = 0;
     }
+}
+
+/// Begins to read indexes.
+fn begin_indexes(
+    cache: &Arc<BlockCache>,
+    opening: Vec<Arc<RunReader>>,
+    partitions: Vec<PartitionRequest>,
+    options: ReadOptions,
+) -> Vec<Answer<Arc<RunIndex>>> {
+    let mut answers = cache.begin_open(opening, options.clone());
+    answers.extend(cache.begin_partitions(partitions, options));
+    answers
 }

@@ -1,7 +1,9 @@
 //! When a read is slow enough for a second request, and whether there is one to spend.
 //!
-//! A read is slow when it has taken longer than 95 % of the recent ones of its size. Every demand read earns a
-//! twentieth of a second request: so there are at most 5 % more requests, also when all reads are slow.
+//! A read is slow when it has taken longer than 95 % of the recent ones of its size. One that has a deadline is asked for a
+//! second time before it as soon as that is likely enough to help: the first request would be late, and the second in
+//! time. Every read that may get a second request earns a twentieth of one: so there are at most 5 % more requests, also
+//! when all reads are slow.
 
 use std::time::Duration;
 
@@ -19,6 +21,10 @@ const PERCENTILE: usize = 95;
 /// What a read earns, and what may be saved up.
 const EARNED: f64 = 0.05;
 const SAVED: f64 = 20.0;
+/// How likely a second request must be to help.
+const WORTH: f64 = 0.25;
+/// Of the known latencies every so many is considered as a time for a second request.
+const STEP: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Hedging {
@@ -27,7 +33,7 @@ pub(super) struct Hedging {
 }
 
 impl Hedging {
-    /// Notes a demand read that was answered.
+    /// Notes a read that was answered and that somebody waited for, at its end at least.
     pub fn answered(&mut self, took: Duration, bytes: u64) {
         self.sizes[size_of(bytes)].add(took);
         self.tokens = (self.tokens + EARNED).min(SAVED);
@@ -35,7 +41,26 @@ impl Hedging {
 
     /// After what time a read is slow; `None`: too few reads of its size are known.
     pub fn delay(&self, bytes: u64) -> Option<Duration> {
-        self.sizes[size_of(bytes)].slow.map(|slow| slow.max(FLOOR))
+        let known = &self.sizes[size_of(bytes)].sorted;
+        known.get(known.len() * PERCENTILE / 100).map(|slow| (*slow).max(FLOOR))
+    }
+
+    /// When a second request is worth its price, for a read that is late if it takes longer than `most`; `None`: not
+    /// before that. From its begin.
+    pub fn worth(&self, bytes: u64, most: Duration) -> Option<Duration> {
+        let known = &self.sizes[size_of(bytes)].sorted;
+        let slower = |than: Duration| known.len() - known.partition_point(|took| *took <= than);
+        // One more, slower than all that is known: what takes longer than these is late whatever it is.
+        let late = slower(most) + 1;
+        let helps = |after: &Duration| {
+            let is_late = late as f64 / (slower(*after) + 1) as f64;
+            let in_time = known.len() - slower(most.saturating_sub(*after));
+            is_late * in_time as f64 / known.len().max(1) as f64
+        };
+        let times = known.iter().step_by(STEP).chain(known.last());
+        let times = std::iter::once(&Duration::ZERO).chain(times).copied();
+        let found = times.take_while(|after| *after < most).find(|after| helps(after) >= WORTH);
+        found.map(|after| after.max(FLOOR)).filter(|after| *after < most)
     }
 
     /// Spends a second request; false: there is none to spend.
@@ -57,7 +82,8 @@ fn size_of(bytes: u64) -> usize {
 struct Recent {
     ring: Vec<Duration>,
     next: usize,
-    slow: Option<Duration>,
+    /// As of a moment ago; empty: too few are known.
+    sorted: Vec<Duration>,
 }
 
 impl Recent {
@@ -69,9 +95,8 @@ impl Recent {
         }
         self.next += 1;
         if self.ring.len() >= ENOUGH && self.next.is_multiple_of(EVERY) {
-            let mut all = self.ring.clone();
-            let at = all.len() * PERCENTILE / 100;
-            self.slow = Some(*all.select_nth_unstable(at).1);
+            self.sorted.clone_from(&self.ring);
+            self.sorted.sort_unstable();
         }
     }
 }
@@ -102,6 +127,34 @@ mod tests {
         let mut hedging = Hedging::default();
         (0..64).for_each(|_| hedging.answered(MS / 10, 100));
         assert_eq!(hedging.delay(100), Some(FLOOR));
+    }
+
+    /// Of 256 reads one in 16 takes 300 ms, the others 20.
+    fn with_a_tail() -> Hedging {
+        let mut hedging = Hedging::default();
+        (0..256).for_each(|i| hedging.answered(if i % 16 == 0 { 300 * MS } else { 20 * MS }, 100));
+        hedging
+    }
+
+    #[test]
+    fn before_a_deadline_a_second_request_must_be_likely_to_help() {
+        let hedging = with_a_tail();
+        // What has not come after 20 ms is late, and another request is most likely not.
+        assert_eq!(hedging.worth(100, 200 * MS), Some(20 * MS));
+        assert_eq!(hedging.worth(100, 30 * MS), None, "the second would be late, too");
+        assert_eq!(hedging.worth(100, Duration::ZERO), None);
+        assert_eq!(Hedging::default().worth(100, 200 * MS), None, "nothing is known");
+        // Each takes a millisecond more than the one before: half are late after 128, and half of the second ones are not.
+        let mut even = Hedging::default();
+        (0..256).for_each(|i| even.answered(i * MS, 100));
+        assert_eq!(even.worth(100, 128 * MS), Some(FLOOR));
+        assert_eq!(even.worth(100, 20 * MS), None);
+        assert_eq!(even.worth(100, 240 * MS), None, "few are late, and what is takes long again");
+    }
+
+    #[test]
+    fn what_takes_longer_than_all_that_is_known_is_asked_for_again_long_before_its_deadline() {
+        assert_eq!(with_a_tail().worth(100, 10_000 * MS), Some(300 * MS));
     }
 
     #[test]

@@ -119,18 +119,24 @@ pub(super) struct Urgency {
 #[derive(Debug)]
 struct UrgencyState {
     priority: Priority,
+    /// When the answer is needed, as far as that is known.
+    deadline: Option<Instant>,
     /// Where the read has been queued last; it may have left the queue.
     place: Option<(Slot, Place)>,
 }
 
 impl Urgency {
-    pub fn new(priority: Priority) -> Arc<Urgency> {
-        let state = Mutex::new(UrgencyState { priority, place: None });
+    pub fn new(priority: Priority, deadline: Option<Instant>) -> Arc<Urgency> {
+        let state = Mutex::new(UrgencyState { priority, deadline, place: None });
         Arc::new(Urgency { state, raised: Notify::new() })
     }
 
     pub fn priority(&self) -> Priority {
         self.state.lock().priority
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.state.lock().deadline
     }
 
     /// Waits until it has risen, since the last call if there was one. Of the read's own task.
@@ -207,8 +213,14 @@ impl ReadScheduler {
         permit.await.map_err(|_| StorageError::internal("the read scheduler is gone"))
     }
 
-    /// Somebody waits for the read who is more urgent than it: if it is queued, it changes its class.
-    pub fn raise(self: &Arc<Self>, urgency: &Urgency, priority: Priority) {
+    /// Somebody waits for the read who is more urgent than it, and needs it at that time if there is one: if it is queued,
+    /// it changes its class.
+    pub fn raise(
+        self: &Arc<Self>,
+        urgency: &Urgency,
+        priority: Priority,
+        deadline: Option<Instant>,
+    ) {
         if urgency.priority() <= priority {
             return;
         }
@@ -217,6 +229,7 @@ impl ReadScheduler {
             let raised = &urgency.raised;
             let mut urgency = urgency.state.lock();
             urgency.priority = urgency.priority.min(priority);
+            urgency.deadline = deadline;
             raised.notify_one();
             let Some((from, place)) = urgency.place else { return };
             let slot = Slot { priority: urgency.priority, ..from };
@@ -244,12 +257,22 @@ impl ReadScheduler {
         Some(Permit { scheduler: Some(Arc::clone(self)), slot })
     }
 
-    /// How long a read that is this urgent by now may take before it is asked for a second time; `None`: as long as it
-    /// takes. One that has begun before anybody waited for it was given time already: it is slow earlier.
-    pub fn hedge_delay(&self, slot: Slot, priority: Priority) -> Option<Duration> {
-        let may = self.hedge && priority <= Priority::Barrier;
-        let delay = may.then(|| self.state.lock().hedging.delay(slot.bytes)).flatten()?;
-        Some(if priority < slot.priority { delay / RAISED } else { delay })
+    /// How long a read that has begun then, and is this urgent by now, may take before it is asked for a second time;
+    /// `None`: as long as it takes. One that has begun before anybody waited for it was given time already: it is slow
+    /// earlier. One with a deadline is not slow before that, unless a second request is likely to help.
+    pub fn hedge_delay(&self, slot: Slot, urgency: &Urgency, began: Instant) -> Option<Duration> {
+        let priority = urgency.priority();
+        if !self.hedge || priority > Priority::Barrier {
+            return None;
+        }
+        let state = self.state.lock();
+        let delay = state.hedging.delay(slot.bytes)?;
+        let delay = if priority < slot.priority { delay / RAISED } else { delay };
+        let Some(deadline) = urgency.deadline().filter(|_| priority == Priority::Barrier) else {
+            return Some(delay);
+        };
+        let most = deadline.saturating_duration_since(began);
+        Some(state.hedging.worth(slot.bytes, most).unwrap_or(most.max(delay)))
     }
 
     pub fn hedge_won(&self) {
@@ -306,14 +329,14 @@ impl ReadScheduler {
         });
     }
 
-    /// A request was answered.
-    pub fn answered(&self, slot: Slot, took: Duration) {
+    /// A request was answered; `priority`: how urgent its read is by now.
+    pub fn answered(&self, slot: Slot, priority: Priority, took: Duration) {
         let mut state = self.state.lock();
         state.served[slot.priority as usize] += 1;
         let State { queues, limiter, hedging, .. } = &mut *state;
         let saturated = queues.is_saturated(limiter.limit());
         limiter.answered(took, slot.bytes, saturated, self.env.now());
-        if slot.priority == Priority::Demand {
+        if priority <= Priority::Barrier {
             hedging.answered(took, slot.bytes);
         }
     }
@@ -409,7 +432,7 @@ mod tests {
     }
 
     async fn demand(scheduler: &Arc<ReadScheduler>, owner: Owner) -> Permit {
-        scheduler.acquire(&Urgency::new(Priority::Demand), owner, 1).await.unwrap()
+        scheduler.acquire(&Urgency::new(Priority::Demand, None), owner, 1).await.unwrap()
     }
 
     /// Requests that wait, and that are under way.
@@ -473,17 +496,17 @@ mod tests {
         let scheduler = scheduler(2);
         let first = demand(&scheduler, 1).await;
         // A class always has its share.
-        let held = scheduler.acquire(&Urgency::new(Priority::Prefetch), 2, 1).await.unwrap();
-        let urgencies: Vec<_> = (0..3).map(|_| Urgency::new(Priority::Prefetch)).collect();
+        let held = scheduler.acquire(&Urgency::new(Priority::Prefetch, None), 2, 1).await.unwrap();
+        let urgencies: Vec<_> = (0..3).map(|_| Urgency::new(Priority::Prefetch, None)).collect();
         let mut reads: Vec<_> =
             urgencies.iter().map(|u| Box::pin(scheduler.acquire(u, 3, 1))).collect();
         let mut later = Box::pin(demand(&scheduler, 4));
         for read in &mut reads {
             assert!(poll!(read.as_mut()).is_pending());
         }
-        scheduler.raise(&urgencies[1], Priority::Compaction);
+        scheduler.raise(&urgencies[1], Priority::Compaction, None);
         assert_eq!(urgencies[1].priority(), Priority::Prefetch, "nothing makes a read less urgent");
-        scheduler.raise(&urgencies[1], Priority::Demand);
+        scheduler.raise(&urgencies[1], Priority::Demand, None);
         assert!(poll!(later.as_mut()).is_pending());
         drop(first);
         let raised = match poll!(reads[1].as_mut()) {
@@ -494,7 +517,7 @@ mod tests {
         assert!(poll!(reads[0].as_mut()).is_pending());
         assert_eq!(scheduler.stats().raised, 1);
         // Once it is under way there is nothing to change.
-        scheduler.raise(&urgencies[1], Priority::Demand);
+        scheduler.raise(&urgencies[1], Priority::Demand, None);
         let stats = scheduler.stats();
         let of = |p: Priority| stats.classes[p as usize];
         assert_eq!(busy(&of(Priority::Prefetch)), (2, 1));
