@@ -293,6 +293,12 @@ pub static SETTINGS: &[Setting] = &[
         "Bytes of state that an operator may read ahead in a second in each task, in views, indexes and sinks created in this session.",
     ),
     s(
+        "lookahead_credits",
+        Kind::Int { min: 4_096, max: 1 << 30 },
+        "262144",
+        "Bytes of hints that may wait for a task, in views, indexes and sinks created in this session; hints beyond it are dropped.",
+    ),
+    s(
         "lookahead_requests",
         Kind::Int { min: 0, max: i64::MAX },
         "5000",

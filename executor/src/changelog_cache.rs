@@ -13,7 +13,7 @@ use std::sync::Arc;
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::buffer::BooleanBuffer;
 use millrace_common::collections::HashMap;
-use millrace_common::{DeltaChunk, Epoch, RelationId, Vnode};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, Vnode};
 use parking_lot::Mutex;
 
 use crate::error::ExecError;
@@ -211,7 +211,7 @@ impl Drop for RingReader {
 
 impl ChangelogCache {
     /// `budget`: bytes one relation's ring may hold.
-    pub fn new(budget: usize, governor: Arc<MemoryGovernor>) -> ChangelogCache {
+    pub fn new(budget: usize, governor: Arc<MemoryGovernor>, clock: EnvHandle) -> ChangelogCache {
         let rings = Rings {
             of: HashMap::default(),
             by_size: BTreeSet::new(),
@@ -219,7 +219,8 @@ impl ChangelogCache {
             next_reader: 0,
             account: governor.account(MemoryClass::Changelog),
         };
-        ChangelogCache { rings: Mutex::new(rings), budget, governor, uncommitted: Arc::default() }
+        let uncommitted = Arc::new(Uncommitted::new(clock));
+        ChangelogCache { rings: Mutex::new(rings), budget, governor, uncommitted }
     }
 
     /// Changes that are not committed yet, for those that look ahead. No reader sees them.
@@ -325,6 +326,10 @@ mod tests {
 
     use super::*;
 
+    fn changelogs(budget: usize, governor: &Arc<MemoryGovernor>) -> Arc<ChangelogCache> {
+        Arc::new(ChangelogCache::new(budget, Arc::clone(governor), EnvHandle::default()))
+    }
+
     const R: RelationId = RelationId(7);
 
     fn chunk(rows: i64, vnodes: impl Fn(i64) -> Vnode) -> HubChunk {
@@ -335,7 +340,7 @@ mod tests {
 
     #[test]
     fn answers_a_span_exactly_or_not_at_all() {
-        let changelogs = Arc::new(ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30)));
+        let changelogs = changelogs(10_000, &MemoryGovernor::new(1 << 30));
         let _reader = changelogs.subscribe(R);
         assert!(changelogs.get(R, Epoch(0), Epoch(9)).is_none());
         changelogs.open(R, Epoch(10));
@@ -361,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_ring_is_kept_for_readers_and_the_largest_gives_way() {
-        let changelogs = Arc::new(ChangelogCache::new(10_000, MemoryGovernor::new(1 << 30)));
+        let changelogs = changelogs(10_000, &MemoryGovernor::new(1 << 30));
         let relations = [1, 2, 3].map(RelationId);
         relations.iter().for_each(|&r| changelogs.open(r, Epoch(1)));
         let put = |r: RelationId, epoch, rows| {
@@ -391,7 +396,7 @@ mod tests {
     #[test]
     fn what_all_readers_have_read_is_given_back() {
         let governor = MemoryGovernor::new(1 << 20);
-        let changelogs = Arc::new(ChangelogCache::new(1 << 20, Arc::clone(&governor)));
+        let changelogs = changelogs(1 << 20, &governor);
         changelogs.open(R, Epoch(1));
         let mut readers = [changelogs.subscribe(R), changelogs.subscribe(R)];
         let large = || Some(vec![chunk(10_000, |_| 0)]);
@@ -417,7 +422,7 @@ mod tests {
     #[test]
     fn while_memory_is_tight_only_what_somebody_will_read_is_kept() {
         let governor = MemoryGovernor::new(1 << 20);
-        let changelogs = Arc::new(ChangelogCache::new(16 << 20, Arc::clone(&governor)));
+        let changelogs = changelogs(16 << 20, &governor);
         let relations = [RelationId(1), RelationId(2)];
         relations.iter().for_each(|&r| changelogs.open(r, Epoch(1)));
         let mut readers = relations.map(|r| changelogs.subscribe(r));

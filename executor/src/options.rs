@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use millrace_graph::lookahead::Place;
 
+use crate::lookahead::edge::CREDITS;
 use crate::lookahead::sketch::SketchOptions;
 
 /// How an operator reads its state (docs/design.md §14, comparison modes).
@@ -118,6 +119,8 @@ pub struct ExecOptions {
     pub prefetch_window: Duration,
     /// Which keys are frequent, for hints between tasks.
     pub sketch: SketchOptions,
+    /// Bytes of hints that may wait for a task; beyond it they are dropped.
+    pub hint_credits: usize,
     /// Sources are read ahead of their epochs; for tests that compare.
     pub read_ahead: bool,
     /// Old values a Grouped operator remembers in an epoch before it emits what it has.
@@ -158,6 +161,7 @@ impl Default for ExecOptions {
             prefetch_bytes: 256 << 20,
             prefetch_window: Duration::from_millis(1),
             sketch: SketchOptions::default(),
+            hint_credits: CREDITS,
             read_ahead: true,
             group_change_bytes: 32 << 20,
             chunk_rows: 8_192,
@@ -174,7 +178,7 @@ impl Default for ExecOptions {
 }
 
 /// Options of relations that say how their jobs run; also settings of the sessions that create them.
-pub const JOB_OPTIONS: [&str; 10] = [
+pub const JOB_OPTIONS: [&str; 11] = [
     "lookahead",
     "state_access",
     "state_cache_policy",
@@ -185,6 +189,7 @@ pub const JOB_OPTIONS: [&str; 10] = [
     "lookahead_value",
     "lookahead_requests",
     "lookahead_bytes",
+    "lookahead_credits",
 ];
 
 impl ExecOptions {
@@ -206,6 +211,7 @@ impl ExecOptions {
             value,
             requests,
             bytes,
+            credits,
         ] = JOB_OPTIONS.map(option);
         let percent: Option<f64> = parsed(value);
         let lookahead_value = percent.map_or(self.lookahead_value, |percent| percent / 100.0);
@@ -234,6 +240,7 @@ impl ExecOptions {
             prefetch_requests: parsed(requests).unwrap_or(self.prefetch_requests),
             prefetch_bytes: parsed(bytes).unwrap_or(self.prefetch_bytes),
             sketch,
+            hint_credits: parsed(credits).unwrap_or(self.hint_credits),
             state_access,
             eviction,
             ..self.clone()
@@ -275,11 +282,12 @@ mod tests {
             "lookahead_sketch_threshold" => Some("7"),
             "lookahead_sketch_rows" => Some("2"),
             "lookahead_value" => Some("50"),
+            "lookahead_credits" => Some("8192"),
             _ => None,
         };
         let own = ExecOptions::default().for_job(options);
         assert_eq!(own.lookahead, LookaheadMode::Operator("topn", Place::Root));
-        assert_eq!(own.lookahead_value, 0.5);
+        assert_eq!((own.lookahead_value, own.hint_credits), (0.5, 8_192));
         assert_eq!(own.sketch, SketchOptions { rows: 2, threshold: 7, ..Default::default() });
     }
 }

@@ -64,7 +64,8 @@ pub struct OperatorMetrics {
 pub struct LookaheadMetrics {
     /// Keys of hints that it has taken in.
     pub hinted: Counter,
-    /// Bytes of the hints that were sent to it: values of their keys' columns, times, and what they carry beside them.
+    /// Bytes that were made for hints to it: see [`crate::lookahead::edge::SentHint::bytes`], and what was computed to tell
+    /// their keys.
     pub hint_bytes: Counter,
     /// In memory already: not hinted, or hinted and nothing to read.
     pub resident: Counter,
@@ -182,7 +183,7 @@ pub struct LookaheadStats {
     /// Tasks in which it wants hints now.
     pub active: usize,
     pub hinted: u64,
-    /// Of the hints that were sent, whether or not they were taken in.
+    /// Of hints that were sent, whether or not they were taken in.
     pub hint_bytes: u64,
     pub resident: u64,
     pub prefetched: u64,

@@ -146,7 +146,8 @@ impl Mode {
         if !self.has_hints() || self.in_memory {
             return 0;
         }
-        let each = buffers::operator_bytes(KEY_BYTES, SketchOptions::default());
+        let each =
+            buffers::operator_bytes(SketchOptions::default(), ExecOptions::default().hint_credits);
         let chain = if query.is_chained() { buffers::chain_bytes(KEY_BYTES) } else { 0 };
         query.caches * parallelism * each + chain
     }

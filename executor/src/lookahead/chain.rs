@@ -112,7 +112,7 @@ struct Pairs {
     rows: usize,
     due: Due,
     /// Of the columns, as long as the list waits.
-    _account: Reservation,
+    account: Reservation,
 }
 
 impl Chain {
@@ -165,7 +165,7 @@ impl Chain {
             let mut account = governor.account(MemoryClass::Channel);
             account.set(bytes);
             let (stage, due) = (self.stage, carried.due.clone());
-            place.send(Pairs { stage, columns, rows: part.len(), due, _account: account });
+            place.send(Pairs { stage, columns, rows: part.len(), due, account });
         }
         Ok(())
     }
@@ -289,12 +289,15 @@ impl ChainWalker {
     pub async fn run(mut self) {
         while let Some(pairs) = self.pairs.recv().await {
             let behind = |r: &&mut ChainRoute| r.chain.stage == pairs.stage;
+            // The pairs are made for hints alone; they count once, however many lookaheads follow.
+            let mut made = pairs.account.bytes();
             for route in self.routes.iter_mut().filter(behind) {
                 let missed = route.chain.missed.swap(0, Ordering::Relaxed);
                 route.route.note_dropped(missed);
                 if !route.route.is_active() || !route.route.looks_at_chained() {
                     continue;
                 }
+                route.route.note_bytes(std::mem::take(&mut made));
                 if let Err(error) = route.look(&pairs) {
                     // The job's own rows will tell, if it is of any importance.
                     tracing::debug!(%error, "keys of chained hints could not be computed");

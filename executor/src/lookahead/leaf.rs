@@ -1,9 +1,7 @@
 //! The places *leaf* and *input*: rows that a task's leaf has read, or that one of its operators puts out, are looked at
 //! before they go on, for operators at which they arrive later (docs/design.md §8).
 //!
-//! Hints travel beside the rows: each task that owns keys has a channel for them, which holds so many, and a hint for
-//! which there is no room is lost. No data, barrier or back-pressure holds one up, and a hint holds up none of them.
-//! Keys that come often are not hinted: see [`super::sketch`].
+//! Hints travel beside the rows: see [`super::edge`]. Keys that come often are not hinted: see [`super::sketch`].
 
 use std::sync::Arc;
 

@@ -8,6 +8,8 @@ mod backlog;
 pub mod buffers;
 pub mod chain;
 pub mod choice;
+mod commit_times;
+pub mod edge;
 pub mod edges;
 pub mod leaf;
 pub mod operator;
@@ -16,6 +18,7 @@ pub mod presence;
 pub mod random_hints;
 pub mod read_ahead;
 mod route;
+pub mod sent_keys;
 pub mod sides;
 pub mod sketch;
 pub mod slack;
@@ -37,14 +40,13 @@ use millrace_storage::cache::Priority;
 use millrace_storage::{Lookup, ReadClass};
 use parking_lot::Mutex;
 pub use times::HintTimes;
-
-use crate::state::arena::column_bytes;
+use tokio::time::Instant;
 
 /// Keys of one hint at most.
 pub const HINT_KEYS: usize = 256;
 
-/// Keys whose state an operator of a task will need, as they are sent: their columns, as rows have them. The task that they
-/// reach encodes and hashes them.
+/// Keys whose state an operator of a task will need: their columns, as rows have them. The task that they reach encodes
+/// and hashes them. On their way they are a [`edge::SentHint`].
 pub struct Hint {
     /// The operator's node in the task's fragment.
     pub node: usize,
@@ -71,14 +73,6 @@ impl Hint {
         let is_even = self.columns.iter().chain(carried).all(|column| column.len() == count);
         is_even && (1..=HINT_KEYS).contains(&count)
     }
-
-    /// Of the values of its columns, the times, and what is carried beside the key's own columns.
-    pub fn bytes(&self) -> usize {
-        let is_own = |column: &ArrayRef| self.columns.iter().any(|own| Arc::ptr_eq(own, column));
-        let carried = self.carried.iter().flat_map(|carried| &carried.columns);
-        let more: usize = carried.filter(|column| !is_own(column)).map(column_bytes).sum();
-        self.columns.iter().map(column_bytes).sum::<usize>() + self.times.bytes() + more
-    }
 }
 
 /// The epoch that brings the rows of a hint: not known before it is committed.
@@ -94,9 +88,13 @@ struct DueEpoch {
     open: Mutex<OpenEpoch>,
 }
 
-/// What waits for an epoch to be sealed; `None`: it is.
 #[derive(Debug)]
-struct OpenEpoch(Option<UntilSealed>);
+enum OpenEpoch {
+    /// What waits for the epoch to be sealed.
+    Open(UntilSealed),
+    /// When its rows can come at the earliest, as far as that can be told.
+    Sealed(Option<Instant>),
+}
 
 #[derive(Debug, Default)]
 struct UntilSealed {
@@ -108,7 +106,7 @@ struct UntilSealed {
 
 impl Default for OpenEpoch {
     fn default() -> OpenEpoch {
-        OpenEpoch(Some(UntilSealed::default()))
+        OpenEpoch::Open(UntilSealed::default())
     }
 }
 
@@ -155,18 +153,37 @@ impl Due {
         self.0.number.store(epoch, Ordering::Relaxed);
     }
 
-    /// The epoch is on its way into the log: what is read for its rows is needed as soon as it is there.
-    pub fn seal(&self) {
-        let Some(waiting) = self.0.open.lock().0.take() else { return };
-        waiting.reads.iter().for_each(|read| read.raise(Priority::Barrier));
+    /// The epoch is on its way into the log: what is read for its rows is needed as soon as it is there, which can be at
+    /// that time, if anybody knows.
+    pub fn seal(&self, there_at: Option<Instant>) {
+        let waiting = {
+            let mut open = self.0.open.lock();
+            match std::mem::replace(&mut *open, OpenEpoch::Sealed(there_at)) {
+                OpenEpoch::Open(waiting) => waiting,
+                sealed => {
+                    // The first time stays.
+                    *open = sealed;
+                    return;
+                }
+            }
+        };
+        waiting.reads.iter().for_each(|read| read.raise(Priority::Barrier, there_at));
         waiting.notices.iter().for_each(|notice| notice.tell());
+    }
+
+    /// See [`Due::seal`].
+    #[cfg(test)]
+    fn there_at(&self) -> Option<Instant> {
+        match &*self.0.open.lock() {
+            OpenEpoch::Open(_) => None,
+            OpenEpoch::Sealed(there_at) => *there_at,
+        }
     }
 
     /// Tells when the rows are near: when the epoch is sealed.
     pub fn tell_when_near(&self, notice: &Arc<SealNotice>) {
-        let mut open = self.0.open.lock();
-        match &mut open.0 {
-            Some(waiting) if !self.0.is_near => {
+        match &mut *self.0.open.lock() {
+            OpenEpoch::Open(waiting) if !self.0.is_near => {
                 // Those that nobody waits for any more are let go of.
                 waiting.notices.retain(|known| Arc::strong_count(known) > 1);
                 waiting.notices.push(Arc::clone(notice));
@@ -186,9 +203,9 @@ impl Due {
     }
 
     fn raise_when_sealed(&self, read: &ReadClass) {
-        match &mut self.0.open.lock().0 {
-            Some(waiting) => waiting.reads.push(read.clone()),
-            None => read.raise(Priority::Barrier),
+        match &mut *self.0.open.lock() {
+            OpenEpoch::Open(waiting) => waiting.reads.push(read.clone()),
+            OpenEpoch::Sealed(there_at) => read.raise(Priority::Barrier, *there_at),
         }
     }
 

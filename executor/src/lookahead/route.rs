@@ -1,14 +1,14 @@
 //! From rows that nobody can read yet to hints: the steps of a lookahead, and the tasks that own its keys.
 //!
-//! Only hashes of keys are computed here: of state that is in memory nothing is sent, of other keys their columns. Two
-//! keys of one hash in a chunk are one hint; the other is then read when its rows come. What has been sent for an epoch is
-//! not sent for it again, as far as that is remembered. Where lookaheads are chained to
-//! it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
+//! Only hashes of keys are computed here: of state that is in memory nothing is sent, of other keys the columns that the
+//! rows have ([`super::sent_keys`]). Two keys of one hash in a chunk are one hint; the other is then read when its rows
+//! come. What has been sent for an epoch is not sent for it again, as far as that is remembered. Where lookaheads are
+//! chained to it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use arrow::array::{Array, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::SchemaRef;
 use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::delta::take_rows;
@@ -16,14 +16,15 @@ use millrace_common::hash::{hash_columns, vnodes};
 use millrace_common::keys::columns_at;
 use millrace_common::{DeltaChunk, EnvHandle, VNODE_COUNT, Vnode};
 use millrace_graph::lookahead::{Lookahead, Place};
-use tokio::sync::mpsc;
 
 use super::chain::{Carried, Chain};
+use super::edge::{HintSender, SentHint};
 use super::operator::OperatorLookahead;
 use super::presence::{Presence, of_input};
+use super::sent_keys::{Referred, SentKeys};
 use super::sketch::Sketch;
 use super::slack::{Side, Spot};
-use super::{Due, HINT_KEYS, Hint, HintTimes};
+use super::{Due, HINT_KEYS, HintTimes};
 use crate::error::ExecError;
 use crate::exchange::owner;
 use crate::memory::{MemoryClass, MemoryGovernor};
@@ -36,11 +37,13 @@ use crate::stats::OperatorMetrics;
 const CARRIED_BYTES: usize = 64;
 /// Keys that are remembered as sent for an epoch.
 const SENT: usize = 1_024;
+/// One hint takes this part of an edge's credits at most, if it has more than one key.
+const CREDITS_PART: usize = 4;
 
 /// The instance of an operator in one task, where hints for it go.
 #[derive(Clone)]
 pub struct TaskEnd {
-    pub hints: mpsc::Sender<Hint>,
+    pub hints: HintSender,
     pub operator: Arc<OperatorLookahead>,
 }
 
@@ -77,6 +80,15 @@ struct Picked {
     rows: Vec<u32>,
     times: Vec<i64>,
     distinct: Vec<u64>,
+}
+
+/// Rows whose keys are sent.
+struct Source<'a> {
+    rows: &'a RecordBatch,
+    /// Their key's columns, if hints refer to them; else each has a copy.
+    referred: Option<Referred>,
+    /// Bytes that a hint keeps for each of them, about.
+    by_row: usize,
 }
 
 impl Route {
@@ -186,6 +198,11 @@ impl Route {
         self.metrics.lookahead.dropped.add(keys);
     }
 
+    /// So many bytes of rows that the first step takes were made for it.
+    pub fn note_bytes(&self, bytes: usize) {
+        self.metrics.lookahead.hint_bytes.add(bytes as u64);
+    }
+
     /// Hints for rows that the first step takes.
     pub fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
         self.look_beside(rows, due, None)
@@ -198,6 +215,7 @@ impl Route {
         due: &Due,
         mut sketch: Option<&mut Sketch>,
     ) -> Result<(), ExecError> {
+        let known = rows.columns().to_vec();
         let mut chunks = vec![DeltaChunk::inserts(rows)];
         for step in &mut self.steps {
             let mut out = Output::default();
@@ -210,15 +228,16 @@ impl Route {
             chunks = out.take();
         }
         for chunk in chunks {
-            self.hint(&chunk.batch, due, sketch.as_deref_mut())?;
+            self.hint(&chunk.batch, &known, due, sketch.as_deref_mut())?;
         }
         Ok(())
     }
 
-    /// Hints for rows of the last step.
+    /// Hints for rows of the last step. `known`: columns that there are anyway.
     fn hint(
         &mut self,
         rows: &RecordBatch,
+        known: &[ArrayRef],
         due: &Due,
         sketch: Option<&mut Sketch>,
     ) -> Result<(), ExecError> {
@@ -230,12 +249,34 @@ impl Route {
             self.sent.0 = due.clone();
         }
         let all = self.pick(&rows, times.as_ref(), sketch)?;
-        for (task, picked) in all.iter().enumerate() {
-            let sent = self.send(&self.tasks[task], &rows, picked, due)?;
+        let picked = all.iter().map(|picked| picked.rows.len()).sum();
+        if picked == 0 {
+            return Ok(());
+        }
+        let source = self.source(&rows, picked);
+        let mut sent_any = false;
+        for (task, picked) in all.iter().enumerate().filter(|(_, picked)| !picked.rows.is_empty()) {
+            let sent = self.send(&self.tasks[task], &source, picked, due)?;
+            sent_any |= sent > 0;
             let room = SENT.saturating_sub(self.sent.1.len());
             self.sent.1.extend(picked.distinct.iter().take(sent.min(room)));
         }
+        if let Some(referred) = source.referred.filter(|_| sent_any) {
+            self.note_bytes(referred.bytes_made(known));
+        }
         Ok(())
+    }
+
+    /// How the keys of so many of these rows are sent. What is carried is copied, so then the keys are, too.
+    fn source<'a>(&self, rows: &'a RecordBatch, picked: usize) -> Source<'a> {
+        let carries = !self.carried.is_empty() && self.wanted_chain().is_some();
+        let columns = || columns_at(rows, &self.key);
+        let referred = if carries { None } else { Referred::to(columns(), picked) };
+        let by_row = match &referred {
+            Some(referred) => referred.bytes_by_row(),
+            None => batch_bytes(rows).div_ceil(rows.num_rows().max(1)),
+        };
+        Source { rows, referred, by_row }
     }
 
     /// One row of each key that may need a hint, by task; of all keys, with what they carry, if they are for a chain.
@@ -327,31 +368,60 @@ impl Route {
     fn send(
         &self,
         task: &TaskEnd,
-        rows: &RecordBatch,
+        source: &Source<'_>,
         picked: &Picked,
         due: &Due,
     ) -> Result<usize, ExecError> {
+        let most = task.hints.credits() / CREDITS_PART / source.by_row.max(1);
         let mut sent = 0;
-        for part in picked.rows.chunks(HINT_KEYS) {
-            let Ok(place) = task.hints.try_reserve() else {
+        for part in picked.rows.chunks(most.clamp(1, HINT_KEYS)) {
+            let times = picked.times.get(sent..sent + part.len()).unwrap_or_default();
+            // What would be lost is not made.
+            let is_sent = task.hints.has_some() && {
+                let hint = self.sent_hint(task, source, part, times, due)?;
+                let bytes = hint.bytes();
+                let is_sent = task.hints.try_send(hint);
+                self.note_bytes(if is_sent { bytes } else { 0 });
+                is_sent
+            };
+            if !is_sent {
                 self.note_dropped((picked.rows.len() - sent) as u64);
                 break;
-            };
-            let own = take_rows(rows, &UInt32Array::from(part.to_vec()))?;
-            let times = picked.times.get(sent..sent + part.len()).unwrap_or_default();
-            let hint = Hint {
-                node: self.node,
-                port: self.port,
-                columns: columns_at(&own, &self.key),
-                times: self.time_in_key.map_or_else(|| HintTimes::of(times), HintTimes::OfKey),
-                due: due.clone(),
-                carried: self.carried(&own, task, due).map(Arc::new),
-            };
-            self.metrics.lookahead.hint_bytes.add(hint.bytes() as u64);
-            place.send(hint);
+            }
             sent += part.len();
         }
         Ok(sent)
+    }
+
+    /// A hint of these rows.
+    fn sent_hint(
+        &self,
+        task: &TaskEnd,
+        source: &Source<'_>,
+        rows: &[u32],
+        times: &[i64],
+        due: &Due,
+    ) -> Result<SentHint, ExecError> {
+        let (keys, carried) = match &source.referred {
+            Some(referred) => {
+                // A lookahead that carries columns has copies.
+                let nothing = source.rows.project(&[])?;
+                (referred.keys(rows), self.carried(&nothing, task, due))
+            }
+            None => {
+                let own = take_rows(source.rows, &UInt32Array::from(rows.to_vec()))?;
+                let keys = SentKeys::copied(columns_at(&own, &self.key));
+                (keys, self.carried(&own, task, due))
+            }
+        };
+        Ok(SentHint {
+            node: self.node,
+            port: self.port,
+            keys,
+            times: self.time_in_key.map_or_else(|| HintTimes::of(times), HintTimes::OfKey),
+            due: due.clone(),
+            carried: carried.map(Arc::new),
+        })
     }
 
     /// What a hint of these rows carries; nothing if nobody wants it, or if it is too large.

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use arrow::array::RecordBatch;
 use millrace_common::collections::HashMap;
-use millrace_common::{Epoch, RelationId};
+use millrace_common::{EnvHandle, Epoch, RelationId};
 use millrace_graph::lookahead::Place;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::Due;
+use super::commit_times::CommitTimes;
 
 /// Announcements that wait for a follower at most; of their rows and bytes see [`super::backlog`].
 const QUEUE: usize = 256;
@@ -44,13 +46,32 @@ pub struct Announced(Vec<Arc<Announcing>>);
 struct Announcing {
     due: Due,
     is_committed: AtomicBool,
+    sealed: Mutex<Option<Instant>>,
+    /// Of the relation.
+    commits: Arc<CommitTimes>,
+    clock: EnvHandle,
+}
+
+impl Announcing {
+    fn seal(&self) {
+        let now = self.clock.now();
+        let mut sealed = self.sealed.lock();
+        if sealed.is_none() {
+            *sealed = Some(now);
+            self.due.seal(self.commits.least().map(|least| now + least));
+        }
+    }
+
+    fn commit(&self, epoch: Epoch) {
+        self.is_committed.store(true, Ordering::Relaxed);
+        self.due.resolve(epoch.0);
+        if let Some(sealed) = *self.sealed.lock() {
+            self.commits.note(self.clock.elapsed(sealed));
+        }
+    }
 }
 
 impl Announced {
-    fn one(due: Due) -> Announced {
-        Announced(vec![Arc::new(Announcing { due, is_committed: AtomicBool::new(false) })])
-    }
-
     /// These rows are committed with those.
     pub fn join(&mut self, mut other: Announced) {
         self.0.append(&mut other.0);
@@ -58,14 +79,11 @@ impl Announced {
 
     /// The epoch with the rows is on its way into the log.
     pub fn sealed(&self) {
-        self.0.iter().for_each(|announcing| announcing.due.seal());
+        self.0.iter().for_each(|announcing| announcing.seal());
     }
 
     pub fn committed(self, epoch: Epoch) {
-        for announcing in self.0 {
-            announcing.is_committed.store(true, Ordering::Relaxed);
-            announcing.due.resolve(epoch.0);
-        }
+        self.0.iter().for_each(|announcing| announcing.commit(epoch));
     }
 }
 
@@ -85,8 +103,16 @@ const NEVER: u64 = 1;
 pub struct Uncommitted {
     /// Followers of all relations: mostly there are none.
     following: AtomicUsize,
-    followers: RwLock<HashMap<RelationId, Vec<Arc<Follower>>>>,
+    followers: RwLock<HashMap<RelationId, Followers>>,
     next: AtomicU64,
+    clock: EnvHandle,
+}
+
+/// Of one relation, and how long its commits have taken while there were any.
+#[derive(Debug, Default)]
+struct Followers {
+    all: Vec<Arc<Follower>>,
+    commits: Arc<CommitTimes>,
 }
 
 #[derive(Debug)]
@@ -148,8 +174,8 @@ impl Drop for Following {
     fn drop(&mut self) {
         let mut followers = self.of.followers.write();
         let Some(own) = followers.get_mut(&self.relation) else { return };
-        own.retain(|f| f.id != self.id);
-        if own.is_empty() {
+        own.all.retain(|f| f.id != self.id);
+        if own.all.is_empty() {
             followers.remove(&self.relation);
         }
         self.of.following.fetch_sub(1, Ordering::Relaxed);
@@ -157,6 +183,10 @@ impl Drop for Following {
 }
 
 impl Uncommitted {
+    pub fn new(clock: EnvHandle) -> Uncommitted {
+        Uncommitted { clock, ..Uncommitted::default() }
+    }
+
     /// From now on, what is announced of a relation at one of these places.
     pub fn follow(self: &Arc<Self>, relation: RelationId, places: Vec<Place>) -> Following {
         let (sender, queue) = mpsc::channel(QUEUE);
@@ -165,7 +195,7 @@ impl Uncommitted {
         let (of_waiting, of_missed) = (Arc::clone(&waiting), Arc::clone(&missed));
         let follower =
             Follower { id, places, queue: sender, waiting: of_waiting, missed: of_missed };
-        self.followers.write().entry(relation).or_default().push(Arc::new(follower));
+        self.followers.write().entry(relation).or_default().all.push(Arc::new(follower));
         self.following.fetch_add(1, Ordering::Relaxed);
         Following { of: Arc::clone(self), relation, id, queue, waiting, missed }
     }
@@ -182,16 +212,24 @@ impl Uncommitted {
             return None;
         }
         let followers = self.followers.read();
-        let mut told = followers.get(&relation)?.iter().filter(|f| f.places.contains(&place));
+        let followers = followers.get(&relation)?;
+        let mut told = followers.all.iter().filter(|f| f.places.contains(&place));
         let first = told.next()?;
         let due = epoch.map_or_else(Due::default, |e| Due::at(e.0));
+        let announcing = Announcing {
+            due: due.clone(),
+            is_committed: AtomicBool::new(false),
+            sealed: Mutex::new(None),
+            commits: Arc::clone(&followers.commits),
+            clock: self.clock.clone(),
+        };
         if place == Place::Root {
-            due.seal();
+            announcing.seal();
         }
         let announcement = Announcement { place, rows: rows(), due };
         first.tell(&announcement);
         told.for_each(|f| f.tell(&announcement));
-        Some(Announced::one(announcement.due))
+        Some(Announced(vec![Arc::new(announcing)]))
     }
 
     /// How many follow some relation.
@@ -202,6 +240,8 @@ impl Uncommitted {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use arrow::array::{ArrayRef, Int64Array};
 
     use super::*;
@@ -261,6 +301,36 @@ mod tests {
         drop(announced);
         let due = following.next().await.unwrap().due;
         assert!(due.has_passed(30) && !due.has_passed(29));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn rows_that_are_sealed_come_when_a_tenth_of_commits_would_be_done() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        let mut following = uncommitted.follow(R, vec![Place::Root, Place::Entry]);
+        for i in 0..20 {
+            // Half of them are told of when they are received, long before they are sealed.
+            let place = if i % 2 == 0 { Place::Root } else { Place::Entry };
+            let announced = uncommitted.announce(R, place, None, || rows(1)).unwrap();
+            if place == Place::Entry {
+                tokio::time::advance(Duration::from_secs(1)).await;
+                announced.sealed();
+            }
+            tokio::time::advance(Duration::from_millis(if i < 2 { 20 } else { 50 })).await;
+            announced.committed(Epoch(30));
+            following.next().await.unwrap();
+        }
+        let announced = uncommitted.announce(R, Place::Root, None, || rows(1)).unwrap();
+        let due = following.next().await.unwrap().due;
+        let now = uncommitted.clock.now();
+        assert_eq!(
+            due.there_at(),
+            Some(now + Duration::from_millis(50)),
+            "of the 20 only 2 are faster"
+        );
+        // Only the first time counts.
+        tokio::time::advance(Duration::from_millis(10)).await;
+        announced.sealed();
+        assert_eq!(due.there_at(), Some(now + Duration::from_millis(50)));
     }
 
     #[tokio::test]

@@ -9,10 +9,10 @@ use millrace_common::collections::HashMap;
 use millrace_graph::lookahead::{Behind, Lookahead, Place, behind, lookaheads};
 use millrace_graph::{JobGraph, Operator as Op};
 use millrace_rpc::catalog::{Relation, RelationKind};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
-use super::Hint;
 use super::chain::{Chains, without_gaps};
+use super::edge::{HintReceiver, HintSender, hint_edge};
 use super::edges::JobGraphs;
 use super::leaf::{Frequent, LeafHints};
 use super::operator::OperatorLookahead;
@@ -21,12 +21,10 @@ use super::sides::Sides;
 use super::uncommitted::Uncommitted;
 use super::walker::Walker;
 use crate::error::ExecError;
+use crate::memory::MemoryGovernor;
 use crate::operator::OperatorContext;
-use crate::options::LookaheadMode;
+use crate::options::{ExecOptions, LookaheadMode};
 use crate::stats::{self, OperatorMetrics};
-
-/// Hints that wait for a task at most: beyond it they are dropped.
-pub const TASK_HINTS: usize = 64;
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);
@@ -40,8 +38,8 @@ pub struct Wiring {
     /// Told whenever an operator begins to want hints, or no longer wants any.
     changed: Arc<Notify>,
     /// By fragment and task.
-    senders: HashMap<(usize, usize), mpsc::Sender<Hint>>,
-    receivers: HashMap<(usize, usize), mpsc::Receiver<Hint>>,
+    senders: HashMap<(usize, usize), HintSender>,
+    receivers: HashMap<(usize, usize), HintReceiver>,
     /// By node and task.
     operators: HashMap<(NodeId, usize), Arc<OperatorLookahead>>,
     sides: Sides,
@@ -64,9 +62,11 @@ impl Wiring {
         graph: &JobGraph,
         inputs: &[Relation],
         jobs: &JobGraphs<'_>,
-        mode: LookaheadMode,
+        options: &ExecOptions,
+        governor: &Arc<MemoryGovernor>,
         tasks: &[usize],
     ) -> Wiring {
+        let mode = options.lookahead;
         let found = match mode {
             LookaheadMode::Off => Vec::new(),
             _ => lookaheads(graph),
@@ -106,13 +106,15 @@ impl Wiring {
         let sides = Sides::new(&lookaheads, own);
         let of_leaves = lookaheads.iter().filter(|(l, _)| l.inside.is_none());
         let ahead = of_leaves.map(|(l, _)| (l.leaf, Arc::default())).collect();
-        Wiring { ahead, ..Wiring::of(lookaheads, origins, sides, tasks) }
+        let edge = || hint_edge(options.hint_credits, governor);
+        Wiring { ahead, ..Wiring::of(lookaheads, origins, sides, edge, tasks) }
     }
 
     fn of(
         lookaheads: Vec<(Lookahead, Vec<Place>)>,
         origins: Vec<Origin>,
         sides: Sides,
+        edge: impl Fn() -> (HintSender, HintReceiver),
         tasks: &[usize],
     ) -> Wiring {
         let changed = Arc::default();
@@ -122,7 +124,7 @@ impl Wiring {
             let fragment = lookahead.fragment;
             for task in 0..tasks.get(fragment).copied().unwrap_or(0) {
                 senders.entry((fragment, task)).or_insert_with(|| {
-                    let (sender, receiver) = mpsc::channel(TASK_HINTS);
+                    let (sender, receiver) = edge();
                     receivers.insert((fragment, task), receiver);
                     sender
                 });
@@ -152,9 +154,9 @@ impl Wiring {
         self.operators.values().for_each(|operator| operator.set_behind());
     }
 
-    /// Where hints for a task arrive; nothing ever does if it has no operator with lookaheads.
-    pub fn hints(&mut self, fragment: usize, task: usize) -> mpsc::Receiver<Hint> {
-        self.receivers.remove(&(fragment, task)).unwrap_or_else(|| mpsc::channel(1).1)
+    /// Where hints for a task arrive; `None`: it has no operator with lookaheads, or it was asked for already.
+    pub fn hints(&mut self, fragment: usize, task: usize) -> Option<HintReceiver> {
+        self.receivers.remove(&(fragment, task))
     }
 
     /// What an operator shares with walkers, if any are to send it hints.

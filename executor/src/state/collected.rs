@@ -149,7 +149,7 @@ mod tests {
         add(&mut collected, 0..1, &open);
         add(&mut collected, 1..2, &other);
         assert!(!is_due(&mut collected, Some(50 * MS)));
-        other.seal();
+        other.seal(None);
         assert!(is_due(&mut collected, Some(50 * MS)));
         collected.take();
         add(&mut collected, 0..1, &open);

@@ -5,7 +5,7 @@ use futures::future::{BoxFuture, select_all};
 
 use super::{Event, Kind, PlanNode, Task};
 use crate::error::ExecError;
-use crate::lookahead::Hint;
+use crate::lookahead::edge::{HintReceiver, SentHint};
 use crate::watermark::WatermarkSet;
 
 /// Hints taken in a row while there is other work.
@@ -15,25 +15,29 @@ impl Task {
     /// Takes hints that have come, though there is other work: a key is read ahead only if its hint does not wait.
     pub(super) fn take_hints(&mut self) -> Result<(), ExecError> {
         for _ in 0..HINTS_AT_ONCE {
-            let Ok(hint) = self.hints.try_recv() else { return Ok(()) };
-            self.hint(&hint)?;
+            let next = self.hints.as_mut().and_then(HintReceiver::try_recv);
+            let Some(hint) = next else { return Ok(()) };
+            self.hint(hint)?;
         }
         Ok(())
     }
 
     /// Gives a hint to its operator, unless memory is tight.
-    pub(super) fn hint(&mut self, hint: &Hint) -> Result<(), ExecError> {
+    pub(super) fn hint(&mut self, hint: SentHint) -> Result<(), ExecError> {
         let Some(PlanNode { kind, metrics, .. }) = self.nodes.get_mut(hint.node) else {
             tracing::debug!(node = hint.node, "a hint for a node that there is not");
             return Ok(());
         };
+        let count = hint.count() as u64;
         match kind {
-            Kind::Operator(op) if !self.governor.is_tight() => op.hint(hint.port, hint),
-            _ => {
-                metrics.lookahead.dropped.add(hint.count() as u64);
-                Ok(())
-            }
+            Kind::Operator(op) if !self.governor.is_tight() => match hint.open() {
+                Ok(hint) => return op.hint(hint.port, &hint),
+                Err(error) => tracing::debug!(%error, "a hint whose keys cannot be read"),
+            },
+            _ => {}
         }
+        metrics.lookahead.dropped.add(count);
+        Ok(())
     }
 
     /// Lets a node go on at a barrier until nothing in it waits for state, which takes as long as the slowest read of the
@@ -42,7 +46,7 @@ impl Task {
         while self.is_pending(node) {
             self.relieve(node).await?;
             match self.read_or_hint(node).await? {
-                Event::Hint(hint) => self.hint(&hint)?,
+                Event::Hint(hint) => self.hint(hint)?,
                 Event::Progress(read) => {
                     self.pass_on(read)?;
                     self.flush().await?;
@@ -72,7 +76,7 @@ impl Task {
             biased;
             event = select_all(reads) => event.0,
             // Without walkers there is nothing to wait for.
-            Some(hint) = self.hints.recv() => Ok(Event::Hint(hint)),
+            Some(hint) = next_hint(&mut self.hints) => Ok(Event::Hint(hint)),
         }
     }
 
@@ -101,4 +105,9 @@ impl Task {
         }
         Ok(())
     }
+}
+
+/// The next hint; `None`: none will ever come.
+pub(super) async fn next_hint(hints: &mut Option<HintReceiver>) -> Option<SentHint> {
+    hints.as_mut()?.recv().await
 }

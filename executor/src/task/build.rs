@@ -136,9 +136,9 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
     let (cuts, metrics) = (Vec::new(), HashMap::default());
     let of_fragments: Vec<usize> =
         graph.fragments.iter().map(|f| parallelism(f, blueprint.parallelism)).collect();
-    let mode = blueprint.options.lookahead;
     let jobs = JobGraphs::new(blueprint.meta.as_ref());
-    let wiring = Wiring::new(graph, blueprint.inputs, &jobs, mode, &of_fragments);
+    let Blueprint { inputs, options, governor, .. } = &blueprint;
+    let wiring = Wiring::new(graph, inputs, &jobs, options, governor, &of_fragments);
     if blueprint.meta.is_behind(blueprint.job) {
         wiring.set_behind();
     }

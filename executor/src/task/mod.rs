@@ -29,7 +29,7 @@ use tokio::time::Instant;
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message};
 use crate::input::Leaf;
-use crate::lookahead::Hint;
+use crate::lookahead::edge::{HintReceiver, SentHint};
 use crate::lookahead::leaf::LeafHints;
 use crate::lookahead::outlook::Outlook;
 use crate::materialize::{Root, RootReport};
@@ -144,7 +144,7 @@ enum Event {
     Progress(usize),
     /// Caches are to let go, though no rows come.
     Shed,
-    Hint(Hint),
+    Hint(SentHint),
 }
 
 pub struct Task {
@@ -160,7 +160,7 @@ pub struct Task {
     /// The caches of its operators are to let go of what they may not keep.
     shed: Arc<Notify>,
     /// Keys whose state its operators will need.
-    hints: mpsc::Receiver<Hint>,
+    hints: Option<HintReceiver>,
     /// Whom it tells of keys of rows that its leaves read and its operators put out.
     leaf_hints: LeafHints,
     /// How its inputs' watermarks move.
@@ -200,7 +200,7 @@ impl Task {
             self.take_hints()?;
             match self.next_event().await? {
                 Event::Progress(node) => self.pass_on(node)?,
-                Event::Hint(hint) => self.hint(&hint)?,
+                Event::Hint(hint) => self.hint(hint)?,
                 Event::Shed => self.shed()?,
                 Event::Input(node, Message::Barrier(barrier, marks)) => {
                     self.nodes[node].barrier = Some((barrier, marks));
@@ -385,7 +385,7 @@ impl Task {
             biased;
             event = select_all(pending) => event.0,
             // Without walkers there is nothing to wait for.
-            Some(hint) = self.hints.recv() => Ok(Event::Hint(hint)),
+            Some(hint) = ahead::next_hint(&mut self.hints) => Ok(Event::Hint(hint)),
             () = self.shed.notified() => Ok(Event::Shed),
         }
     }

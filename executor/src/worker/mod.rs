@@ -118,9 +118,10 @@ impl Worker {
     pub fn new(options: WorkerOptions) -> Arc<Worker> {
         let runtime = options.runtime.unwrap_or_else(Handle::current);
         let governor = MemoryGovernor::new(options.memory_limit);
-        let changelogs =
-            Arc::new(ChangelogCache::new(options.exec.changelog_bytes, Arc::clone(&governor)));
-        let shares = FairShares::new(options.task_permits, options.store.env().clone());
+        let env = options.store.env().clone();
+        let bytes = options.exec.changelog_bytes;
+        let changelogs = Arc::new(ChangelogCache::new(bytes, Arc::clone(&governor), env.clone()));
+        let shares = FairShares::new(options.task_permits, env);
         let shared = Arc::new(Shared {
             store: options.store,
             options: Arc::new(options.exec),

@@ -81,13 +81,13 @@ async fn keys_meet_their_rows((rows, lookahead): (RecordBatch, Lookahead)) {
     let Lookahead { schema, key, vnode, .. } = &lookahead;
     let reader = KeyReader::new(schema, key, vnode).unwrap();
     for tasks in [1, 2, 7] {
-        let (mut ends, mut route) = Tasks::new(&lookahead, tasks, 1_000);
+        let (mut ends, mut route) = Tasks::new(&lookahead, tasks, ROOM);
         ends.miss();
         route.look(rows.clone(), &Due::default()).unwrap();
         let expected = keys_dispatched(&rows, vnode, &reader, tasks).await;
         for (task, (hints, expected)) in ends.hints.iter_mut().zip(expected).enumerate() {
             let mut told = Vec::new();
-            while let Ok(hint) = hints.try_recv() {
+            while let Some(hint) = next(hints) {
                 told.extend(all_of(&reader.read_columns(&hint.columns).unwrap()));
             }
             assert!(told.iter().all(|key| owned_vnodes(task, tasks).contains(&key.2)));
@@ -117,37 +117,80 @@ async fn keys_of_every_type_meet_their_rows() {
 
 /// Bytes of hints of all rows, by key that was sent.
 async fn bytes_by_key(rows: RecordBatch, lookahead: &Lookahead) -> f64 {
-    let (mut ends, mut route) = Tasks::new(lookahead, 2, 1_000);
+    let (mut ends, mut route) = Tasks::new(lookahead, 2, ROOM);
     ends.miss();
     route.look(rows, &Due::default()).unwrap();
     let mut keys = 0;
     for hints in &mut ends.hints {
-        while let Ok(hint) = hints.try_recv() {
+        while let Some(hint) = next(hints) {
             keys += hint.count();
         }
     }
     ends.metrics.lookahead.hint_bytes.get() as f64 / keys as f64
 }
 
+/// The first rows of so many that hints do not refer to their columns.
+fn of_many(columns: impl Fn(i64) -> Vec<ArrayRef>) -> Vec<ArrayRef> {
+    columns(100_000).iter().map(|column| column.slice(0, 2_000)).collect()
+}
+
+fn ints(count: i64) -> ArrayRef {
+    Arc::new(Int64Array::from_iter_values(0..count))
+}
+
+fn texts(count: i64) -> ArrayRef {
+    Arc::new(StringArray::from_iter_values((0..count).map(|i| format!("key {i:06}"))))
+}
+
 #[tokio::test]
-async fn a_key_is_sent_in_little_more_than_its_value() {
-    let ints: ArrayRef = Arc::new(Int64Array::from_iter_values(0..2_000));
-    let texts = (0..2_000).map(|i| format!("key {i:06}"));
-    let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
-    let both = vec![Arc::clone(&ints), Arc::clone(&texts)];
-    let without_time = [(vec![ints], 8.0), (vec![texts], 14.0), (both, 22.0)];
+async fn a_key_that_is_copied_is_sent_in_little_more_than_its_value() {
+    let both = |count| vec![ints(count), texts(count)];
+    let without_time = [
+        (of_many(|count| vec![ints(count)]), 8.0),
+        (of_many(|count| vec![texts(count)]), 14.0),
+        (of_many(both), 22.0),
+    ];
     for (columns, expected) in without_time {
         let (rows, lookahead) = by_columns(columns, vec![0]);
         // Texts of a hint have one offset more than there are.
         let more = bytes_by_key(rows, &lookahead).await - expected;
         assert!((0.0..0.1).contains(&more), "{expected} and {more} bytes");
     }
-    let all: Vec<_> = (0..2_000).map(|i| (i, i * 1_234_567, 0)).collect();
-    let bytes = bytes_by_key(rows(&all), &by_key()).await;
-    assert!(bytes <= 9.1, "{bytes} bytes with the times");
+    let all: Vec<_> = (0..100_000).map(|i| (i, i * 1_234_567, 0)).collect();
+    let some = rows(&all).slice(0, 2_000);
+    let bytes = bytes_by_key(some.clone(), &by_key()).await;
+    assert!((9.0..=9.1).contains(&bytes), "{bytes} bytes with the times");
     // The time is of the key: rows of a window.
     let of_key = Lookahead { key: vec![0, 1], vnode: vec![0], time: Some(1), ..by_key() };
-    assert_eq!(bytes_by_key(rows(&all), &of_key).await, 16.0);
+    assert_eq!(bytes_by_key(some, &of_key).await, 16.0);
+}
+
+#[tokio::test]
+async fn keys_that_rows_have_are_sent_in_some_bits() {
+    for columns in [vec![ints(2_000)], vec![ints(2_000), texts(2_000)]] {
+        let (rows, lookahead) = by_columns(columns, vec![0]);
+        let bytes = bytes_by_key(rows, &lookahead).await;
+        assert!((0.2..0.4).contains(&bytes), "{bytes} bytes: a bit for each row and task");
+    }
+    let all: Vec<_> = (0..2_000).map(|i| (i, i * 1_234_567, 0)).collect();
+    let bytes = bytes_by_key(rows(&all), &by_key()).await;
+    assert!((1.2..1.4).contains(&bytes), "{bytes} bytes with the times");
+}
+
+/// What an expression computes only to tell keys is no less than a copy of them.
+#[tokio::test]
+async fn keys_that_are_computed_are_counted() {
+    let column = |at: usize| -> ExprRef { Arc::new(Column::new(schema().field(at).name(), at)) };
+    let sum: ExprRef = Arc::new(BinaryExpr::new(column(0), Compare::Plus, column(0)));
+    let project = Op::Project(Project { exprs: vec![column(0), column(1), sum] });
+    let all: Vec<_> = (0..2_000).map(|i| (i, 0, 0)).collect();
+    for (key, expected) in [(0, 0.2..0.4), (2, 8.2..8.4)] {
+        let steps = vec![step(project.clone())];
+        let lookahead =
+            Lookahead { steps, key: vec![key], vnode: vec![key], time: None, ..by_key() };
+        let bytes = bytes_by_key(rows(&all), &lookahead).await;
+        assert!(expected.contains(&bytes), "{bytes} bytes for column {key}");
+    }
 }
 
 #[tokio::test]
@@ -159,13 +202,13 @@ async fn a_slice_is_sent_and_not_its_parent() {
     assert!((14.0..16.0).contains(&bytes), "{bytes} bytes");
 }
 
-/// What is carried is not sent a second time if the key has it.
+/// What is carried is copied, and not a second time if the key has it.
 #[tokio::test]
 async fn carried_columns_of_the_key_are_sent_once() {
     let all: Vec<_> = (0..500).map(|i| (i, 0, i)).collect();
     for (carried, expected) in [(vec![0], 8.0), (vec![0, 2], 16.0)] {
         let lookahead = Lookahead { carried, time: None, ..by_key() };
-        let (ends, route) = Tasks::new(&lookahead, 1, 100);
+        let (ends, route) = Tasks::new(&lookahead, 1, ROOM);
         let chain = crate::lookahead::chain::chain_to(ends.operators.clone());
         let (mut ends, mut route) = (ends, route.with_chain(Some(chain)));
         ends.miss();

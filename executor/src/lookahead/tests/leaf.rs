@@ -13,15 +13,15 @@ fn leaf(route: Route, options: SketchOptions, governor: &Arc<MemoryGovernor>) ->
 
 #[tokio::test]
 async fn rows_at_a_leaf_are_due_at_its_next_barrier() {
-    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    let (mut ends, route) = Tasks::new(&by_key(), 1, ROOM);
     ends.miss();
     let mut leaf = leaf(route, SketchOptions::default(), &MemoryGovernor::new(1 << 30));
     leaf.look(Place::Leaf, 2, &rows(&[(1, 0, 0)]));
-    assert!(ends.hints[0].try_recv().is_err(), "rows of another node");
+    assert!(next(&mut ends.hints[0]).is_none(), "rows of another node");
     let mut dues = Vec::new();
     for epoch in [40, 50] {
         leaf.look(Place::Leaf, 3, &rows(&[(1, 0, 0)]));
-        let due = ends.hints[0].try_recv().unwrap().due;
+        let due = next(&mut ends.hints[0]).unwrap().due;
         assert!(!due.has_passed(u64::MAX), "its epoch is open");
         leaf.barrier(Epoch(epoch));
         dues.push(due);
@@ -32,7 +32,7 @@ async fn rows_at_a_leaf_are_due_at_its_next_barrier() {
 
 #[tokio::test]
 async fn frequent_keys_are_not_hinted_and_a_sketch_is_kept_while_hints_are_wanted() {
-    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    let (mut ends, route) = Tasks::new(&by_key(), 1, ROOM);
     let governor = MemoryGovernor::new(1 << 30);
     let mut leaf = leaf(route, SketchOptions { threshold: 3, ..Default::default() }, &governor);
     leaf.look(Place::Leaf, 3, &rows(&[(7, 0, 0)]));
@@ -55,20 +55,21 @@ async fn frequent_keys_are_not_hinted_and_a_sketch_is_kept_while_hints_are_wante
 
 #[tokio::test]
 async fn hints_at_a_leaf_wait_for_no_room() {
-    let (mut ends, route) = Tasks::new(&by_key(), 1, 1);
+    let (mut ends, route) = Tasks::new(&by_key(), 1, 1_000);
     ends.miss();
     let mut leaf = leaf(route, SketchOptions::default(), &MemoryGovernor::new(1 << 30));
-    for key in 0..5 {
+    for key in 0..50 {
         // It returns though nobody takes hints.
         leaf.look(Place::Leaf, 3, &rows(&[(key, 0, 0)]));
     }
-    assert_eq!(ends.told()[0].len(), 1);
-    assert_eq!(ends.metrics.lookahead.dropped.get(), 4);
+    let told = ends.told()[0].len();
+    assert!((1..10).contains(&told), "{told} hints in a thousand bytes");
+    assert_eq!(ends.metrics.lookahead.dropped.get(), 50 - told as u64);
 }
 
 #[tokio::test]
 async fn rows_that_an_operator_puts_out_are_looked_at_while_their_place_is_in_use() {
-    let (mut ends, route) = Tasks::new(&by_key(), 1, 100);
+    let (mut ends, route) = Tasks::new(&by_key(), 1, ROOM);
     ends.miss();
     let spot = |place| Spot { is_own: true, place };
     let side = Arc::new(Side::new(1, vec![spot(Place::Entry), spot(Place::Input)]));
@@ -82,16 +83,16 @@ async fn rows_that_an_operator_puts_out_are_looked_at_while_their_place_is_in_us
     assert!(side.leave(), "there is the other");
     assert!(!side.looks_ahead_of_job(), "keys that are chained are not announced");
     hints.look(Place::Input, 3, &rows(&[(2, 0, 0)]));
-    let early = ends.hints[0].try_recv().unwrap();
+    let early = next(&mut ends.hints[0]).unwrap();
     assert_eq!(early.due.epoch(), None, "its epoch is open");
     // Rows that are put out at the barrier are of the epoch that ends.
     hints.begin_barrier(Epoch(40));
     hints.look(Place::Input, 3, &rows(&[(3, 0, 0)]));
-    let late = ends.hints[0].try_recv().unwrap();
+    let late = next(&mut ends.hints[0]).unwrap();
     hints.barrier(Epoch(40));
     assert_eq!([&early, &late].map(|hint| hint.due.epoch()), [Some(40); 2]);
     hints.look(Place::Input, 3, &rows(&[(4, 0, 0)]));
-    assert_eq!(ends.hints[0].try_recv().unwrap().due.epoch(), None, "of the next");
+    assert_eq!(next(&mut ends.hints[0]).unwrap().due.epoch(), None, "of the next");
     // Measured wherever rows were seen, against the epoch's first row.
     let epochs = OperatorEpochs::default();
     epochs.join();

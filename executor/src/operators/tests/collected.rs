@@ -102,7 +102,7 @@ async fn keys_wait_for_a_read_that_is_under_way_and_for_no_seal() {
     assert_eq!(run.rounds(), 3);
     run.hint(5);
     assert_eq!(run.rounds(), 3);
-    run.due.seal();
+    run.due.seal(None);
     run.counter.turn();
     assert_eq!(run.rounds(), 4, "the rows are near");
     run.hint(6);
@@ -119,7 +119,7 @@ async fn the_seal_of_an_epoch_wakes_the_task() {
     let due = run.due.clone();
     let seal = async {
         tokio::task::yield_now().await;
-        due.seal();
+        due.seal(None);
     };
     let asked = tokio::time::timeout(MS / 2, run.counter.state.completed());
     let (asked, ()) = tokio::join!(asked, seal);

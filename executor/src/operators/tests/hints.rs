@@ -212,12 +212,12 @@ fn what_is_read_for_a_sealed_epoch_has_the_class_of_barriers() {
     let table = held(5);
     let mut counter = counter(&table);
     let (sealed, open) = (Due::at(7), Due::at(8));
-    sealed.seal();
+    sealed.seal(None);
     counter.hint_due(&[1], &sealed);
     counter.hint_due(&[2], &open);
     assert_eq!(table.classes(), [Priority::Barrier, Priority::Prefetch]);
     // Reads under way change their class with their epoch.
-    open.seal();
+    open.seal(None);
     assert_eq!(table.classes(), [Priority::Barrier; 2]);
     assert!(!counter.state.is_fetching(), "barriers do not wait for them all the same");
     counter.next_epoch(6);
