@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use millrace_s3::{Options, Server};
@@ -39,6 +40,8 @@ pub struct Process {
     pub address: String,
     ready: Receiver<String>,
     log: Arc<Mutex<Vec<String>>>,
+    /// Ends when all of its log is there.
+    told: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -53,7 +56,7 @@ impl Process {
         let log = Arc::<Mutex<Vec<String>>>::default();
         let errors = child.stderr.take().expect("it is piped");
         let lines = Arc::clone(&log);
-        std::thread::spawn(move || {
+        let told = std::thread::spawn(move || {
             for line in BufReader::new(errors).lines().map_while(Result::ok) {
                 lines.lock().expect("nobody panics with it").push(line);
             }
@@ -68,7 +71,7 @@ impl Process {
                 }
             }
         });
-        Process { child, address: String::new(), ready, log }
+        Process { child, address: String::new(), ready, log, told: Some(told) }
     }
 
     pub fn await_ready(&mut self) {
@@ -117,6 +120,10 @@ impl Process {
         while !self.has_ended() {
             assert!(Instant::now() < deadline, "it goes on:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
+        }
+        // Its log is whole then.
+        if let Some(told) = self.told.take() {
+            told.join().expect("nobody panics with the log");
         }
     }
 }
