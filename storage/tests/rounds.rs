@@ -300,43 +300,43 @@ async fn a_lookup_reads_in_the_class_that_it_is_given() {
 async fn a_lookup_that_waits_for_an_index_raises_that_read_too() {
     let sim = sim();
     let store = open(&sim, 1).await;
-    let mut versions = Vec::new();
-    for id in [20000, 20001] {
-        let job = open_job(&store, id, &JobVersion::default()).await;
-        commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
-        let edit = job.flush().await.unwrap();
-        versions.push(JobVersion { runs: edit.add_runs, ..JobVersion::default() });
-    }
+    let job = open_job(&store, 20000, &JobVersion::default()).await;
+    commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
+    let edit = job.flush().await.unwrap();
+    let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };
     let mut options = StoreOptions::new(Arc::clone(&sim) as _, 2);
-    options.cache.reads = ReadLimits::fixed(1);
+    options.cache.reads = ReadLimits::fixed(2);
     let cold = StateStore::open(options).await.unwrap();
-    let first = open_job(&cold, 20000, &versions[0]).await;
-    let second = open_job(&cold, 20001, &versions[1]).await;
-    let (busy, writer) = (first.writer(TABLE).unwrap(), second.writer(TABLE).unwrap());
-    sim.hang_reads(None);
+    let job = open_job(&cold, 20000, &version).await;
     let of = |class: Priority| cold.cache().read_stats().classes[class as usize];
-    let queued = async |class: Priority| {
-        let is_queued = async {
-            while of(class).queued == 0 {
+    let until = async |is_so: &dyn Fn() -> bool| {
+        let waits = async {
+            while !is_so() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), is_queued).await.unwrap();
+        let waited = tokio::time::timeout(Duration::from_secs(20), waits).await;
+        assert!(waited.is_ok(), "{:?}", cold.cache().read_stats());
     };
-    let busy = tokio::spawn(busy.multi_get(keys(5, 6)).wait());
-    while of(Priority::Demand).in_flight == 0 {
-        tokio::task::yield_now().await;
-    }
-    let lookup = writer.multi_get(keys(5, 6)).of_class(Priority::Prefetch);
+    sim.hang_reads(None);
+    // They take the slots that there are.
+    let busy = [(); 2].map(|()| {
+        let (cache, object) = (Arc::clone(cold.cache()), version.runs[0].object.clone());
+        tokio::spawn(async move { cache.read_uncached(&object, 0..1, Priority::Demand).await })
+    });
+    until(&|| of(Priority::Demand).in_flight == 2).await;
+    let lookup = job.writer(TABLE).unwrap().multi_get(keys(5, 6)).of_class(Priority::Prefetch);
     let Lookup::Pending(reading) = lookup else { panic!("nothing is in memory") };
     let class = reading.class();
     let read = tokio::spawn(reading.whole());
-    queued(Priority::Prefetch).await;
+    until(&|| of(Priority::Prefetch).queued == 1).await;
     class.raise(Priority::Barrier, None);
-    queued(Priority::Barrier).await;
+    until(&|| of(Priority::Barrier).queued == 1).await;
     assert_eq!(of(Priority::Prefetch).queued, 0);
     sim.release_reads();
-    assert_eq!(busy.await.unwrap().unwrap().len(), 1);
+    for busy in busy {
+        assert_eq!(busy.await.unwrap().unwrap().len(), 1);
+    }
     assert_eq!(read.await.unwrap().unwrap().len(), 1);
 }
 

@@ -276,7 +276,12 @@ async fn a_key_is_told_once_for_each_epoch_but_what_was_dropped_is_told_again() 
     };
     let first = told(&due, 0..900).await;
     assert!((1..900).contains(&first), "there is room for some: {first}");
-    assert_eq!(told(&due, 0..900).await, 900 - first);
+    let mut all = first;
+    while all < 900 {
+        let more = told(&due, 0..900).await;
+        assert!(more > 0 && all + more <= 900, "{more} more than {all}");
+        all += more;
+    }
     assert_eq!(told(&due, 800..910).await, 10);
     assert_eq!(told(&Due::default(), 0..900).await, first);
 }
