@@ -94,10 +94,16 @@ mod tests {
         };
         let words = || ["c", "a", "b"].map(str::to_owned).to_vec();
         assert_eq!(sorted(words()), "a b c");
-        let before = resident_code();
-        release();
-        let after = resident_code();
-        assert!(after < before, "{before} KB were resident, and {after} KB are");
+        // Tests beside this one may run code for the first time meanwhile.
+        let mut seen = Vec::new();
+        let is_given_back = (0..50).any(|_| {
+            let before = resident_code();
+            release();
+            let after = resident_code();
+            seen.push((before, after));
+            after < before
+        });
+        assert!(is_given_back, "KB that were resident before and after: {seen:?}");
         assert_eq!(sorted(words()), "a b c");
     }
 }
