@@ -32,9 +32,6 @@ const SUMS: u64 = 48;
 const KEY_BYTES: u64 = 600;
 /// Rows of a statement of the load, at most.
 const LOAD_ROWS: u64 = 50_000;
-/// Rows of new keys that a new owner finds in tails, at most: their slices are too large for the log, and of a small state
-/// no more than half of what is written as runs.
-const TAIL_ROWS: u64 = 4_000;
 /// Without a request for so long, a process has nothing to do. The garbage collector runs less often.
 const QUIET: Duration = Duration::from_secs(2);
 /// How long what runs in the background may take.
@@ -184,10 +181,12 @@ impl Cluster {
     }
 
     /// Whatever the size of the state is, from some 0.1 GB on, whoever takes the view over finds the same after the runs:
-    /// one slice in an object of its own, of the view and of its input each.
+    /// one slice in an object of its own, of the view and of its input each. Of a smaller state less is written as runs
+    /// at once, so the slices are smaller, too.
     pub async fn leave_tails(&mut self) -> Result<(), String> {
         execute(&self.client, "FLUSH").await?;
-        let rows = TAIL_ROWS.min(flush_bytes(self.size) / 2 / KEY_BYTES);
+        // Rows in memory take more than in the store.
+        let rows = flush_bytes(self.size) / 4 / KEY_BYTES;
         let from = self.keys + self.tail_keys;
         let to = from + rows - 1;
         let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
