@@ -127,6 +127,10 @@ impl Drop for Opening<'_> {
             state.last.get_or_insert(self.record);
         }
         let Some(queue) = state.queues.get_mut(&self.job) else { return };
+        if !self.has_begun && queue.opening != Some(self.record) {
+            // Another call opens the job meanwhile, from a version of its own.
+            return;
+        }
         queue.opening = None;
         if self.has_begun {
             queue.steps.retain(|step| step.record.number > self.record);
