@@ -266,14 +266,19 @@ async fn a_job_is_opened_and_a_key_read_in_three_rounds_whatever_the_number_of_r
     assert_eq!((found.len(), sim.stats().rounds - before.rounds), (1, 3));
 }
 
-#[tokio::test]
-async fn a_lookup_reads_in_the_class_that_it_is_given() {
-    let sim = sim();
-    let store = open(&sim, 1).await;
+/// A job with many rows, all of them in runs.
+async fn flushed(sim: &Arc<SimStore>) -> JobVersion {
+    let store = open(sim, 1).await;
     let job = open_job(&store, 20000, &JobVersion::default()).await;
     commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
     let edit = job.flush().await.unwrap();
-    let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };
+    JobVersion { runs: edit.add_runs, ..JobVersion::default() }
+}
+
+#[tokio::test]
+async fn a_lookup_reads_in_the_class_that_it_is_given() {
+    let sim = sim();
+    let version = flushed(&sim).await;
     for class in [Priority::Demand, Priority::Barrier, Priority::Prefetch] {
         let cold = open(&sim, 2 + class as u64).await;
         let job = open_job(&cold, 20000, &version).await;
@@ -299,11 +304,7 @@ async fn a_lookup_reads_in_the_class_that_it_is_given() {
 #[tokio::test]
 async fn a_lookup_that_waits_for_an_index_raises_that_read_too() {
     let sim = sim();
-    let store = open(&sim, 1).await;
-    let job = open_job(&store, 20000, &JobVersion::default()).await;
-    commit(&job, &mut job.writer(TABLE).unwrap(), 1, (0, 20_000)).await;
-    let edit = job.flush().await.unwrap();
-    let version = JobVersion { runs: edit.add_runs, ..JobVersion::default() };
+    let version = flushed(&sim).await;
     let mut options = StoreOptions::new(Arc::clone(&sim) as _, 2);
     options.cache.reads = ReadLimits::fixed(2);
     let cold = StateStore::open(options).await.unwrap();
