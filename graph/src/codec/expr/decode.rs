@@ -3,14 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use arrow::compute::CastOptions;
-use arrow::datatypes::{FieldRef, Schema};
+use arrow::datatypes::{Field, FieldRef, Schema};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::format::DEFAULT_CAST_OPTIONS;
 use datafusion::logical_expr::Operator;
 use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::{
     BinaryExpr, CaseExpr, CastExpr, Column, InListExpr, IsNotNullExpr, IsNullExpr, LikeExpr,
-    NegativeExpr, NotExpr, TryCastExpr,
+    Literal, NegativeExpr, NotExpr, TryCastExpr,
 };
 use millrace_functions::expr::ExprRef;
 use millrace_functions::versions;
@@ -93,11 +93,26 @@ fn build(kind: &Kind, taken: Vec<ExprRef>, input: &Schema) -> Result<ExprRef> {
         Kind::Like(l) => Arc::new(LikeExpr::new(l.negated, l.case_insensitive, next()?, next()?)),
         Kind::InList(l) => {
             let value = next()?;
-            let list = InListExpr::try_new(value, taken.collect(), l.negated, input);
-            Arc::new(list.map_err(damaged)?)
+            in_list(value, taken.collect(), l.negated, input)?
         }
         Kind::Call(c) => Arc::new(call(c, taken.collect())?),
     })
+}
+
+/// A list of literals is prepared for a fast search, which evaluates it. No other list may be
+/// evaluated here: damaged bytes may be a call that its function does not expect. It is therefore
+/// made of columns, which have no value yet, and gets its own items afterwards.
+fn in_list(value: ExprRef, list: Vec<ExprRef>, negated: bool, input: &Schema) -> Result<ExprRef> {
+    if list.iter().all(|e| e.is::<Literal>()) {
+        let list = InListExpr::try_new(value, list, negated, input).map_err(damaged)?;
+        return Ok(Arc::new(list));
+    }
+    let field = Field::new("", value.data_type(input).map_err(damaged)?, true);
+    let column = || Arc::new(Column::new("", 0)) as ExprRef;
+    let columns = list.iter().map(|_| column()).collect();
+    let shape = InListExpr::try_new(column(), columns, negated, &Schema::new(vec![field]));
+    let items = std::iter::once(value).chain(list).collect();
+    Arc::new(shape.map_err(damaged)?).with_new_children(items).map_err(damaged)
 }
 
 fn column(c: &message::Column, input: &Schema) -> Result<Column> {

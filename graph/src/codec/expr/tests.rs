@@ -329,6 +329,21 @@ proptest! {
     }
 }
 
+/// A call without its arguments: what damage can make of `cast_to_int8(a)`.
+#[test]
+fn a_list_with_a_call_that_its_function_does_not_expect_is_read() {
+    let typed = Arc::new(Field::new("cast", DataType::Int64, true));
+    let cast = functions().scalar("cast_to_int8").unwrap();
+    let options = Arc::new(ConfigOptions::default());
+    let bare = ScalarFunctionExpr::new("cast_to_int8", cast, vec![], typed, options);
+    let columns = vec![column("a")];
+    let list = InListExpr::try_new(column("a"), columns, false, &batch().schema()).unwrap();
+    let items = vec![column("a"), Arc::new(bare) as ExprRef];
+    let list = Arc::new(list).with_new_children(items).unwrap();
+    let bytes = encode_expr(&list).unwrap();
+    assert_eq!(encode_expr(&decode_expr(&bytes, &batch().schema()).unwrap()).unwrap(), bytes);
+}
+
 #[test]
 fn metadata_of_literals_and_results_is_kept() {
     let metadata = [("millrace.char".to_owned(), "5".to_owned())];
