@@ -7,11 +7,11 @@ use arrow::datatypes::{Field, FieldRef, Schema};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::format::DEFAULT_CAST_OPTIONS;
 use datafusion::logical_expr::Operator;
-use datafusion::physical_expr::ScalarFunctionExpr;
 use datafusion::physical_expr::expressions::{
     BinaryExpr, CaseExpr, CastExpr, Column, InListExpr, IsNotNullExpr, IsNullExpr, LikeExpr,
     Literal, NegativeExpr, NotExpr, TryCastExpr,
 };
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use millrace_functions::expr::ExprRef;
 use millrace_functions::versions;
 

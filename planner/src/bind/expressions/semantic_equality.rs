@@ -1,8 +1,12 @@
-//! Lists and `nullif` of values that are equal without having the same bytes: floats, intervals and documents.
+//! Lists and `nullif` of values that are equal without having the same bytes: floats, intervals and documents. And lists
+//! with a CASE over columns.
 //!
 //! DataFusion compares the items of `x IN (a, b)` by bytes. Of floats, which have two zeros, they are
 //! brought into one form. Others become `x = ANY (ARRAY[a, b])`, which compares by value
 //! ([`millrace_functions::quantified`]), and `nullif(a, b)` a function that does.
+//!
+//! DataFusion makes a set of the items that have one value for no rows at all, which it takes for constants. `CASE a WHEN …`
+//! over columns has: NULL. Such lists become `x = ANY (ARRAY[a, b])`, too.
 
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
@@ -12,6 +16,7 @@ use millrace_common::SqlError;
 use millrace_functions::arrays::NULL_IF;
 use millrace_functions::canonical::canonical;
 use millrace_functions::error::external;
+use millrace_functions::tree::Walk;
 use millrace_functions::{byte_order, functions, quantified};
 
 use crate::bind::rewrites::plan::{PlanRewrite, change_expressions};
@@ -48,7 +53,9 @@ fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
         Ok::<_, datafusion::error::DataFusionError>(!t.is_nested() && byte_order::by_value(&t))
     };
     Ok(match e {
-        Expr::InList(InList { expr, list, negated }) if by_value(expr)? => {
+        Expr::InList(InList { expr, list, negated })
+            if by_value(expr)? || has_case_of_columns(list)? =>
+        {
             let any = equals_any(expr, list.clone())?;
             Some(if *negated { Expr::Not(Box::new(any)) } else { any })
         }
@@ -68,6 +75,17 @@ fn written_out(e: &Expr, schema: &DFSchema) -> Result<Option<Expr>> {
         }
         _ => None,
     })
+}
+
+fn has_case_of_columns(list: &[Expr]) -> Result<bool> {
+    let is_case =
+        |e: &Expr| Ok(matches!(e, Expr::Case(_)) && (e.any_column_refs() || e.contains_outer()));
+    for item in list {
+        if item.any(is_case)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// A float in the form in which equal ones have the same bytes.
@@ -97,6 +115,16 @@ mod tests {
         assert_eq!(rows(sql), ["1"]);
         let sql = "SELECT count(*) FROM (VALUES (interval '1 day')) AS v (x) \
                    WHERE x IN (interval '24 hours', interval '2 days')";
+        assert_eq!(rows(sql), ["1"]);
+    }
+
+    #[test]
+    fn an_item_of_a_list_has_the_value_of_its_row() {
+        let sql = "SELECT count(*) FROM (VALUES (5), (6)) AS v (x) \
+                   WHERE 5 IN (CASE x WHEN 5 THEN x WHEN 6 THEN 0 END, 7)";
+        assert_eq!(rows(sql), ["1"]);
+        let sql = "SELECT count(*) FROM (VALUES (5), (6)) AS v (x) \
+                   WHERE 5 NOT IN (1 + CASE x WHEN 5 THEN 4 WHEN 6 THEN 0 END, 7)";
         assert_eq!(rows(sql), ["1"]);
     }
 }
