@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use millrace_common::RelationId;
+use millrace_common::{EnvHandle, RelationId};
 use millrace_rpc::log::{
     DropRelations, Entry, FenceProcess, PlaceJobs, ProcessRole, RegisterProcess,
 };
+use millrace_rpc::store_id::StoreId;
+use prost::bytes::Bytes;
 
 use crate::cluster::has_role;
 use crate::state::MetaState;
@@ -17,6 +19,14 @@ pub fn leaders_before(state: &MetaState) -> Vec<u64> {
     }
     let live = state.processes.live().values().map(|process| &process.registration);
     live.filter(|p| has_role(p, ProcessRole::Meta)).map(|p| p.nonce).collect()
+}
+
+/// The store id that the first record gives: a new one, where the store has none. Empty: it has one.
+pub fn store_id(state: &MetaState, env: &EnvHandle) -> Bytes {
+    match state.store_id {
+        Some(_) => Bytes::new(),
+        None => StoreId::random(env).to_bytes(),
+    }
 }
 
 /// How a process begins that leads and does everything alone: it fences the others, and what belonged to their sessions

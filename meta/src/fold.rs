@@ -21,6 +21,7 @@ use millrace_rpc::log::{
     DeleteObjects, Entry, LogRecord, SetSetting, SetUser, SourceAdvance, SourceFile, SourceSplit,
     SplitMarkAt, SplitOffset, UserChange,
 };
+use millrace_rpc::store_id::StoreId;
 
 use crate::error::VoidReason;
 use crate::objects;
@@ -59,6 +60,8 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
         process::forget_deleted(state);
     }
     state.epoch = Epoch(record.epoch);
+    // One that a build without ids has left out of a snapshot is given anew: the last one counts.
+    state.store_id = StoreId::from_bytes(&record.store_id).or(state.store_id);
     let mut created = Vec::new();
     let verdicts = record
         .entries

@@ -22,6 +22,7 @@ use millrace_common::{EnvHandle, Epoch, JobId, RelationId};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{LogRecord, SplitMarkAt, encode_frame};
 use millrace_rpc::services::SourceParts;
+use millrace_rpc::store_id::StoreId;
 use millrace_rpc::stream::AppliedRecord;
 use millrace_rpc::version::ColumnWatermark;
 use object_store::ObjectStore;
@@ -116,6 +117,11 @@ impl LogFollower {
     /// Number of the last record that is folded.
     pub fn number(&self) -> u64 {
         self.state.read().number
+    }
+
+    /// The id of the store; `None`: none of the records that are folded has given it one.
+    pub fn store_id(&self) -> Option<StoreId> {
+        self.state.read().store_id
     }
 
     /// Epoch of that record.

@@ -12,6 +12,7 @@ use millrace_rpc::log::{
     FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
+use millrace_rpc::store_id::StoreId;
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId, VersionEdit};
 use millrace_storage::given_up::GivenUp;
 use parking_lot::Mutex;
@@ -233,6 +234,11 @@ impl Meta {
     /// The term in which this process leads.
     pub fn term(&self) -> u64 {
         self.shared.state.read().term
+    }
+
+    /// The id of the store that this process leads. Some from the record on by which it leads.
+    pub fn store_id(&self) -> Option<StoreId> {
+        self.shared.state.read().store_id
     }
 
     /// The processes that are not fenced, and how each is.

@@ -14,6 +14,7 @@ use millrace_rpc::log::{
     SplitOffset, UserSnapshot, WatermarksAt,
 };
 use millrace_rpc::services::SourceParts;
+use millrace_rpc::store_id::{self, StoreId};
 use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
 use crate::backup::named::Backups;
@@ -143,6 +144,9 @@ pub struct MetaState {
     pub leader: u64,
     /// The head: epoch of the last record.
     pub epoch: Epoch,
+    /// Of the store that this is the log of. `None`: no record has given it one yet, because there is none, or no leader
+    /// that knows of ids has claimed the store.
+    pub store_id: Option<StoreId>,
     pub next_relation_id: u32,
     pub next_table_id: u32,
     pub schemas: BTreeSet<String>,
@@ -177,6 +181,7 @@ impl Default for MetaState {
             term: 0,
             leader: 0,
             epoch: Epoch::ZERO,
+            store_id: None,
             next_relation_id: FIRST_RELATION_ID,
             next_table_id: FIRST_TABLE_ID,
             schemas: BTreeSet::from([DEFAULT_SCHEMA.to_owned()]),
@@ -265,6 +270,7 @@ impl MetaState {
             term: self.term,
             leader: self.leader,
             epoch: self.epoch,
+            store_id: self.store_id,
             next_relation_id: self.next_relation_id,
             next_table_id: self.next_table_id,
             schemas: self.schemas.clone(),
@@ -319,6 +325,7 @@ impl MetaState {
             processes: self.processes.live_snapshot(),
             fenced_nonces: self.processes.fenced_nonces().collect(),
             backups: self.backups.to_snapshot(),
+            store_id: store_id::bytes_of(self.store_id),
         }
     }
 
@@ -340,6 +347,7 @@ impl MetaState {
             term: snapshot.term,
             leader: snapshot.leader,
             epoch: Epoch(snapshot.epoch),
+            store_id: StoreId::from_bytes(&snapshot.store_id),
             next_relation_id: snapshot.next_relation_id,
             next_table_id: snapshot.next_table_id,
             schemas: snapshot.schemas.into_iter().collect(),

@@ -20,6 +20,7 @@ pub mod rows;
 pub mod sequence;
 pub mod services;
 pub mod source_poll;
+pub mod store_id;
 pub mod stream;
 pub mod version;
 pub mod vnode_set;

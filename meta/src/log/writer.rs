@@ -24,6 +24,7 @@ use super::snapshot::{self, Retained, SnapshotPolicy, Taken};
 use super::store::{Created, LogStore, Opened, crc, fold_next};
 use crate::clock::ClockGuard;
 use crate::error::MetaError;
+use crate::first_record;
 use crate::fold::{self, Applied, Verdict};
 use crate::state::MetaState;
 use crate::status::ahead_of_clock;
@@ -273,7 +274,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends term + 1, after folding whatever others append meanwhile.
+    /// Appends term + 1, and the store's id where it has none, after folding whatever others append meanwhile.
     async fn take_lead(&mut self, entries: FirstEntries<'_>) -> Result<(), MetaError> {
         loop {
             let began = self.options.env.since_boot();
@@ -282,7 +283,9 @@ impl Writer {
                 self.term = state.term + 1;
                 entries(&state, self.term).ok_or(MetaError::Overtaken)?
             };
-            let record = self.next_record(entries.into_iter().map(wrap).collect());
+            let store_id = first_record::store_id(&self.state.read(), &self.options.env);
+            let entries = entries.into_iter().map(wrap).collect();
+            let record = LogRecord { store_id, ..self.next_record(entries) };
             let bytes = encode_frame(&record, crc);
             crash::point("meta-before-lead");
             if self.resolve(record.number, &bytes).await?.is_none() {
@@ -303,6 +306,7 @@ impl Writer {
             prev_crc: state.crc,
             epoch: state.epoch.next(self.options.env.now_ms()).0,
             entries,
+            store_id: Bytes::new(),
         }
     }
 

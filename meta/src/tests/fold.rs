@@ -289,6 +289,7 @@ pub fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
         prev_crc: state.crc,
         epoch: state.epoch.next(1_000_000 + state.number * 37).0,
         entries: entries.into_iter().map(|e| LogEntry { entry: Some(e) }).collect(),
+        ..LogRecord::default()
     }
 }
 

@@ -24,6 +24,7 @@ mod rebuild;
 pub mod simulation;
 mod sources;
 mod store;
+mod store_id;
 mod stream;
 mod takeover;
 

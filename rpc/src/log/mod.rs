@@ -56,6 +56,9 @@ pub struct LogRecord {
     pub epoch: u64,
     #[prost(message, repeated, tag = "6")]
     pub entries: Vec<LogEntry>,
+    /// Gives the store its [`StoreId`](crate::store_id::StoreId). Empty: it stays as it is.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub store_id: prost::bytes::Bytes,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

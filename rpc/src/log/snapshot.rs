@@ -58,6 +58,9 @@ pub struct Snapshot {
     /// Those that are not released, in the order of their records.
     #[prost(message, repeated, tag = "50")]
     pub backups: Vec<BackupSnapshot>,
+    /// The store's id. Empty: no record has given it one.
+    #[prost(bytes = "bytes", tag = "60")]
+    pub store_id: prost::bytes::Bytes,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

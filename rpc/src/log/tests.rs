@@ -23,6 +23,7 @@ fn golden_log_record() {
         prev_crc: 4,
         epoch: 300,
         entries: vec![LogEntry { entry: Some(Entry::SetSetting(set)) }],
+        ..LogRecord::default()
     };
     let body = concat!(
         "0801",               // number
@@ -40,6 +41,23 @@ fn golden_log_record() {
     assert_eq!(u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]), sum(&bytes[8..]));
     assert_eq!(hex(&bytes[8..]), body);
     assert_eq!(decode_frame::<LogRecord>(&bytes, sum).unwrap(), record);
+}
+
+/// As above.
+#[test]
+fn golden_record_and_snapshot_with_a_store_id() {
+    use prost::Message;
+    let store_id = crate::store_id::StoreId::new(0x0102, 0x0304).to_bytes();
+    let id = "00000000000001020000000000000304";
+    let record = LogRecord { number: 1, store_id: store_id.clone(), ..LogRecord::default() };
+    let bytes = record.encode_to_vec();
+    assert_eq!(hex(&bytes), "0801".to_owned() + "3a10" + id);
+    assert_eq!(LogRecord::decode(&bytes[..]).unwrap(), record);
+    let snapshot = Snapshot { store_id, ..Snapshot::default() };
+    let bytes = snapshot.encode_to_vec();
+    let body = "e20310".to_owned() + id;
+    assert_eq!(hex(&bytes[bytes.len() - body.len() / 2..]), body);
+    assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
 }
 
 /// As above.
