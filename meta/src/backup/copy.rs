@@ -13,6 +13,7 @@ use millrace_common::collections::HashMap;
 use millrace_common::{EnvHandle, SqlError, SqlState};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::FenceProcess;
+use millrace_rpc::store_id::StoreId;
 use millrace_storage::StorageError;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
@@ -56,10 +57,10 @@ pub enum Which<'a> {
 /// What a copy is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// It is kept, to be restored some time.
+    /// It is kept, to be restored some time. It has the store id of the original.
     Keep,
-    /// Servers are started on it, while others may still run on the original: they have higher terms and other
-    /// incarnations, and its sinks to targets outside of it wait, because the original may publish there.
+    /// Servers are started on it, while others may still run on the original: it has a store id of its own, they have
+    /// higher terms and other incarnations, and its sinks to targets outside of it wait, because the original may publish there.
     Run,
 }
 
@@ -146,8 +147,11 @@ async fn copy_all(
 /// Makes of a copied state one that goes on apart from the original. Returns how many sinks wait.
 fn run_apart(state: &mut MetaState) -> Result<usize, SqlError> {
     let (least, most) = RAISE;
-    let raise = least + EnvHandle::default().random() % most;
+    let env = EnvHandle::default();
+    let raise = least + env.random() % most;
     state.term = state.term.max(state.processes.last()) + raise;
+    // Processes that are given one store for the other tell them apart by it.
+    state.store_id = Some(StoreId::random(&env));
     // They run on the original, if they still do: nobody has to ask them, or wait for them.
     let incarnations = state.processes.live().keys().copied().collect();
     fence_processes(state, &FenceProcess { incarnations })?;

@@ -182,6 +182,14 @@ async fn a_backup_is_restored_while_the_original_goes_on() {
     let other = Arc::<InMemory>::default();
     restore(&cluster, &other, &made.record.to_string()).await.unwrap();
     assert_ne!(opened(&other).await.term, state.term, "they are apart, too");
+    let ids = [original.store_id, state.store_id, opened(&other).await.store_id];
+    assert!(ids.iter().all(Option::is_some), "{ids:?}");
+    assert!(ids[0] != ids[1] && ids[0] != ids[2] && ids[1] != ids[2], "{ids:?}");
+    // A copy that is kept is of the original.
+    let from = Arc::clone(&cluster.store) as Arc<dyn ObjectStore>;
+    let (kept, which) = (Arc::<InMemory>::default(), Which::Backup(&made.name));
+    copy(from, Arc::clone(&kept) as _, "here", which, Purpose::Keep).await.unwrap();
+    assert_eq!(opened(&kept).await.store_id, original.store_id);
 
     for (which, part) in [("nothing", made.name.as_str()), ("7777", made.name.as_str())] {
         let error = restore(&cluster, &Arc::default(), which).await.unwrap_err();
