@@ -29,6 +29,7 @@ impl OperatorService for Meta {
             leader: self.incarnation(),
             workers: self.processes().iter().map(|p| self.worker_overview(p)).collect(),
             jobs: self.job_overviews(),
+            store_id: self.store_id().map(|id| id.to_string()).unwrap_or_default(),
         })
     }
 

@@ -11,10 +11,11 @@ use prost::Message;
 use tonic::{Code, Status};
 
 use crate::proto::{self, refusal::Reason};
+use crate::store_id::{StoreId, bytes_of};
 
 /// Version of the services and their messages, those of the log included: a record is sent as a message, and who would
 /// drop a field of it does not get the record's checksum. Processes of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 
@@ -61,6 +62,10 @@ pub enum CallError {
         BUILD
     )]
     Protocol { ours: u32, theirs: u32, build: String },
+    /// The processes work on different object stores. `None`: that one has read of none, because there is no log, or none
+    /// that has an id.
+    #[error("{}", works_elsewhere(peer, *ours, *theirs))]
+    OtherStore { peer: String, ours: Option<StoreId>, theirs: Option<StoreId> },
     /// The record stream goes on elsewhere.
     #[error("the record stream has a gap: record {next} is the next one")]
     Gap { next: u64 },
@@ -119,6 +124,14 @@ impl CallError {
                 Code::FailedPrecondition,
                 Reason::Protocol(proto::ProtocolMismatch { protocol: ours, build: BUILD.into() }),
             ),
+            // As above: what is ours is theirs to the caller.
+            CallError::OtherStore { ours, theirs, .. } => (
+                Code::FailedPrecondition,
+                Reason::OtherStore(proto::OtherStore {
+                    caller: bytes_of(theirs),
+                    called: bytes_of(ours),
+                }),
+            ),
             CallError::Gap { next } => (Code::OutOfRange, Reason::Gap(proto::StreamGap { next })),
             CallError::Malformed(m) => return Status::invalid_argument(cut(&m)),
             CallError::TooLarge(m) => return Status::resource_exhausted(cut(&m)),
@@ -134,7 +147,7 @@ impl CallError {
     pub(crate) fn from_status(peer: &str, status: &Status) -> CallError {
         if !status.details().is_empty() {
             return match proto::Refusal::decode(status.details()) {
-                Ok(refusal) => refused(refusal.reason),
+                Ok(refusal) => refused(peer, refusal.reason),
                 Err(e) => CallError::Malformed(e.to_string()),
             };
         }
@@ -178,6 +191,11 @@ impl From<CallError> for SqlError {
             CallError::Fenced { .. } => SqlError::new(SqlState::ADMIN_SHUTDOWN, message),
             CallError::Protocol { .. } => SqlError::new(SqlState::PROTOCOL_VIOLATION, message)
                 .with_hint("All processes of a cluster run the same build."),
+            CallError::OtherStore { .. } => {
+                SqlError::new(SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE, message).with_hint(
+                    "All processes of a cluster are given the same bucket and the same prefix.",
+                )
+            }
             CallError::Malformed(_) => SqlError::new(SqlState::PROTOCOL_VIOLATION, message),
             CallError::TooLarge(_) => SqlError::new(SqlState::STATEMENT_TOO_COMPLEX, message),
         }
@@ -196,6 +214,19 @@ fn succeeded(by: u64) -> String {
     }
 }
 
+/// Which store is whose, and what to look at.
+fn works_elsewhere(peer: &str, ours: Option<StoreId>, theirs: Option<StoreId>) -> String {
+    let has = |id: Option<StoreId>| match id {
+        Some(id) => format!("has store id {id}"),
+        None => "holds no log, or one without a store id".to_owned(),
+    };
+    format!(
+        "{peer} works on another object store: that of this process {}, that of {peer} {}; check --object-store of both",
+        has(ours),
+        has(theirs)
+    )
+}
+
 /// What a refusal says of the leader.
 fn told(leader: &str) -> String {
     match leader {
@@ -204,7 +235,7 @@ fn told(leader: &str) -> String {
     }
 }
 
-fn refused(reason: Option<Reason>) -> CallError {
+fn refused(peer: &str, reason: Option<Reason>) -> CallError {
     match reason {
         Some(Reason::Sql(e)) => CallError::Sql(error_from_proto(e)),
         Some(Reason::StaleTerm(s)) => CallError::StaleTerm { term: s.term },
@@ -215,6 +246,11 @@ fn refused(reason: Option<Reason>) -> CallError {
         Some(Reason::Protocol(p)) => {
             CallError::Protocol { ours: PROTOCOL_VERSION, theirs: p.protocol, build: p.build }
         }
+        Some(Reason::OtherStore(o)) => CallError::OtherStore {
+            peer: peer.to_owned(),
+            ours: StoreId::from_bytes(&o.caller),
+            theirs: StoreId::from_bytes(&o.called),
+        },
         Some(Reason::NotLeader(n)) => CallError::NotLeader { leader: n.leader, term: n.term },
         Some(Reason::Gap(g)) => CallError::Gap { next: g.next },
         None => CallError::missing("reason"),

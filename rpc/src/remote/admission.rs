@@ -12,6 +12,10 @@ use tonic::{Request, Status};
 
 use super::tls::Tls;
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
+use crate::store_id::StoreId;
+
+/// Whom an error names that refuses a call: its address is not known.
+const CALLER: &str = "the process that calls";
 
 /// Names in a call's metadata: protocol version and build of the caller, the term of the leader that it follows, its
 /// incarnation, and that of the process that it means to call (0: whoever is there).
@@ -20,6 +24,8 @@ pub(super) const CALLER_BUILD: &str = "millrace-build";
 pub(super) const TERM: &str = "millrace-term";
 pub(super) const INCARNATION: &str = "millrace-incarnation";
 pub(super) const TARGET: &str = "millrace-target";
+/// The id of the store whose log the caller reads; not there: it has read of none.
+pub(super) const STORE: &str = "millrace-store";
 /// The request that a call is part of, for the logs.
 pub(super) const REQUEST: &str = "millrace-request";
 
@@ -50,6 +56,8 @@ pub struct Admission {
     /// For how long the object store has not answered this leader about its log, in milliseconds; 0: it waits for nothing.
     log_wait: AtomicU64,
     leader: RwLock<Known>,
+    /// That of the log that this process reads; `None`: it has read of none.
+    store: RwLock<Option<StoreId>>,
     fenced: RwLock<BTreeSet<u64>>,
     stopping: CancellationToken,
     /// How callers prove who they are. `None`: they need not.
@@ -84,6 +92,16 @@ impl Admission {
     /// The process has been given its incarnation.
     pub fn set_incarnation(&self, incarnation: u64) {
         self.incarnation.store(incarnation, Ordering::Release);
+    }
+
+    /// This process works on this store: calls of those that work on another one are refused from now on.
+    pub fn set_store(&self, store: StoreId) {
+        *self.store.write() = Some(store);
+    }
+
+    /// The store that this process works on; `None`: it does not know yet.
+    pub fn store(&self) -> Option<StoreId> {
+        *self.store.read()
     }
 
     /// This process leads from now on, until a higher term is met.
@@ -156,10 +174,23 @@ impl Admission {
         self.stopping.clone()
     }
 
-    /// Learns from a handshake of the term that its caller follows.
+    /// Learns from a handshake of the term that its caller follows. Terms of other stores mean nothing here.
     pub(super) fn meet<T>(&self, request: &Request<T>) -> Result<(), CallError> {
+        self.check_store(request.metadata(), true)?;
         self.raise_term(number(request.metadata(), TERM)?);
         Ok(())
+    }
+
+    /// Refuses a caller that works on another store. `may_not_know`: not one that has read of none.
+    fn check_store(&self, metadata: &MetadataMap, may_not_know: bool) -> Result<(), CallError> {
+        let Some(ours) = self.store() else { return Ok(()) };
+        let theirs = store_of(metadata)?;
+        if theirs == Some(ours) || (theirs.is_none() && may_not_know) {
+            return Ok(());
+        }
+        let refused = CallError::OtherStore { peer: CALLER.to_owned(), ours: Some(ours), theirs };
+        tracing::warn!(error = %refused, "a call was refused");
+        Err(refused)
     }
 
     /// Takes a call, or says what its caller is behind of.
@@ -180,6 +211,8 @@ impl Admission {
             let theirs = u32::try_from(theirs).unwrap_or(u32::MAX);
             return Err(CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build });
         }
+        // Who registers takes part from then on; an operator's program works on no store.
+        self.check_store(metadata, follows)?;
         let (term, incarnation) = (number(metadata, TERM)?, number(metadata, INCARNATION)?);
         let (target, own) = (number(metadata, TARGET)?, self.incarnation());
         if self.fenced.read().contains(&incarnation) {
@@ -196,6 +229,12 @@ impl Admission {
         }
         Ok(Caller { term, incarnation })
     }
+}
+
+fn store_of(metadata: &MetadataMap) -> Result<Option<StoreId>, CallError> {
+    let Some(value) = metadata.get(STORE) else { return Ok(None) };
+    let id = value.to_str().ok().and_then(|text| text.parse().ok());
+    id.map(Some).ok_or_else(|| CallError::Malformed(format!("{STORE} is not a store id")))
 }
 
 fn number(metadata: &MetadataMap, name: &'static str) -> Result<u64, CallError> {

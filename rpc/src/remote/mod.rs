@@ -1,8 +1,8 @@
 //! The services between processes, over gRPC: for each an adapter that serves an implementation, and one that is an
 //! implementation and calls another process.
 //!
-//! - [`Admission`] decides which calls a process takes: protocol version, term and incarnations are in every call's
-//!   metadata, and a caller that is behind is told what it is behind of.
+//! - [`Admission`] decides which calls a process takes: protocol version, store, term and incarnations are in every call's
+//!   metadata, and a caller that is behind, or works on another store, is told so.
 //! - [`Server`] listens with the services that a process has; [`Peer`] is the way to another process. With [`Tls`], both
 //!   sides prove who they are.
 //! - [`RemoteCompute`], [`RemoteCompactor`], [`RemoteMeta`], [`RemoteOperator`] and [`RemoteDml`] call.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tonic::metadata::MetadataValue;
@@ -14,7 +15,7 @@ use tonic::{Request, Response, Status};
 use tower::Layer;
 use tower::util::{BoxCloneSyncService, MapErr};
 
-use super::admission::{CALLER_BUILD, INCARNATION, PROTOCOL, REQUEST, TARGET, TERM};
+use super::admission::{CALLER_BUILD, INCARNATION, PROTOCOL, REQUEST, STORE, TARGET, TERM};
 use super::metrics::Side;
 use super::observe::Observe;
 use super::server::MAX_HEADER_BYTES;
@@ -23,6 +24,7 @@ use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::proto::HandshakeRequest;
 use crate::proto::node_client::NodeClient;
 use crate::request::RequestId;
+use crate::store_id::StoreId;
 
 /// What takes requests to the other process.
 pub(super) type Transport = BoxCloneSyncService<
@@ -67,6 +69,8 @@ pub struct Identity {
     incarnation: AtomicU64,
     /// The highest term that a refusal has named.
     told: AtomicU64,
+    /// That of the log that it reads; `None`: it has read of none.
+    store: RwLock<Option<StoreId>>,
     /// It leads nobody, so a higher term is nothing but the leader's.
     follows: bool,
     /// How it proves who it is, and checks others. `None`: connections are neither encrypted nor authenticated.
@@ -106,6 +110,16 @@ impl Identity {
         self.incarnation.store(incarnation, Ordering::Release);
     }
 
+    /// The process works on this store. Whether that is news.
+    pub fn set_store(&self, store: StoreId) -> bool {
+        self.store.write().replace(store) != Some(store)
+    }
+
+    /// The store that the process works on; `None`: it does not know yet, or works on none.
+    pub fn store(&self) -> Option<StoreId> {
+        *self.store.read()
+    }
+
     /// Goes over to a term that a refusal has named. Whether it did, or another call has before.
     fn adopts(&self, error: &CallError) -> bool {
         let CallError::StaleTerm { term } = error else { return false };
@@ -135,6 +149,8 @@ pub struct Handshake {
     pub leader_silence: Option<Duration>,
     /// Of a leader: as it has said with [`set_log_wait`](super::Admission::set_log_wait).
     pub log_wait: Duration,
+    /// The store that it works on; `None`: it does not know yet.
+    pub store: Option<StoreId>,
 }
 
 /// Where calls go.
@@ -241,7 +257,7 @@ impl Peer {
         self.way.borrow().transport.clone()
     }
 
-    /// Asks for protocol version and build; an error if the versions differ.
+    /// Asks for protocol version, build and store; an error if the versions differ, or the stores, where both are known.
     pub async fn handshake(&self) -> Result<Handshake, CallError> {
         let request = HandshakeRequest { protocol: PROTOCOL_VERSION, build: BUILD.into() };
         let answer =
@@ -249,6 +265,11 @@ impl Peer {
         if answer.protocol != PROTOCOL_VERSION {
             let (ours, theirs) = (PROTOCOL_VERSION, answer.protocol);
             return Err(CallError::Protocol { ours, theirs, build: answer.build });
+        }
+        let (ours, store) = (self.identity.store(), StoreId::from_bytes(&answer.store));
+        if ours.is_some() && store.is_some() && ours != store {
+            let peer = self.address().to_string();
+            return Err(CallError::OtherStore { peer, ours, theirs: store });
         }
         Ok(Handshake {
             build: answer.build,
@@ -258,6 +279,7 @@ impl Peer {
             leader: answer.leader,
             leader_silence: answer.leader_silence_ms.map(Duration::from_millis),
             log_wait: Duration::from_millis(answer.log_wait_ms),
+            store,
         })
     }
 
@@ -384,8 +406,13 @@ impl Peer {
         let incarnation = self.identity.incarnation.load(Ordering::Acquire);
         metadata.insert(INCARNATION, MetadataValue::from(incarnation));
         metadata.insert(TARGET, MetadataValue::from(self.target));
+        // An id is made of digits, here and below.
+        if let Some(store) = self.identity.store()
+            && let Ok(store) = MetadataValue::try_from(store.to_string().as_str())
+        {
+            metadata.insert(STORE, store);
+        }
         let id = RequestId::current().unwrap_or_else(|| RequestId::next(incarnation));
-        // An id is made of digits.
         if let Ok(id) = MetadataValue::try_from(id.as_str()) {
             metadata.insert(REQUEST, id);
         }

@@ -21,6 +21,7 @@ use crate::dml::DmlService;
 use crate::proto::node_server::{Node, NodeServer};
 use crate::proto::{HandshakeAnswer, HandshakeRequest};
 use crate::services::{CompactorService, ComputeService};
+use crate::store_id::bytes_of;
 
 /// Bytes of a call's headers, in which errors travel.
 pub(super) const MAX_HEADER_BYTES: u32 = 256 << 10;
@@ -121,6 +122,7 @@ impl Node for NodeService {
             leader: self.admission.leader(),
             leader_silence_ms: silence.map(|silence| silence.as_millis() as u64),
             log_wait_ms: self.admission.log_wait().as_millis() as u64,
+            store: bytes_of(self.admission.store()),
         }))
     }
 }

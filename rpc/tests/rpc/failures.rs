@@ -16,6 +16,7 @@ use millrace_rpc::remote::{
     RemoteMeta, Server,
 };
 use millrace_rpc::services::{ComputeService, Cut};
+use millrace_rpc::store_id::StoreId;
 use millrace_rpc::version::StatementId;
 use prost::Message;
 use tokio::net::TcpListener;
@@ -90,6 +91,7 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
         leader,
         leader_silence,
         log_wait: Duration::from_millis(300),
+        store: None,
     };
     assert_eq!(answer, expected);
 
@@ -102,6 +104,40 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
     let reason = Refusal::decode(refused.details()).unwrap().reason.unwrap();
     let ours = proto::ProtocolMismatch { protocol: PROTOCOL_VERSION, build: BUILD.into() };
     assert_eq!(reason, refusal::Reason::Protocol(ours));
+}
+
+#[tokio::test]
+async fn processes_of_different_stores_refuse_each_other() {
+    let (right, wrong) = (StoreId::new(1, 2), StoreId::new(3, 4));
+    let admission = Arc::new(Admission::default());
+    admission.set_store(right);
+    let (_fake, address) = serve(Arc::clone(&admission)).await;
+    let identity = Arc::new(Identity::new(0, 20));
+    let peer = peer(&address, Arc::clone(&identity));
+    let meta = RemoteMeta::new(peer.clone());
+    let stores = |error: CallError| match error {
+        CallError::OtherStore { ours, theirs, .. } => (ours, theirs),
+        other => panic!("{other:?}"),
+    };
+    // Who has read no log yet is told which one this is, and takes no part before it has.
+    assert_eq!(peer.handshake().await.unwrap().store, Some(right));
+    let refused = meta.register_process(Default::default()).await.unwrap_err();
+    assert_eq!(stores(refused), (None, Some(right)));
+    meta.flush().await.unwrap();
+
+    assert!(identity.set_store(wrong) && !identity.set_store(wrong));
+    identity.set_term(9);
+    assert_eq!(stores(peer.handshake().await.unwrap_err()), (Some(wrong), Some(right)));
+    assert_eq!(stores(meta.flush().await.unwrap_err()), (Some(wrong), Some(right)));
+    assert_eq!(admission.term(), 0, "the terms of another store mean nothing");
+    let refused = meta.register_process(Default::default()).await.unwrap_err().to_string();
+    let parts = [address, right.to_string(), wrong.to_string(), "--object-store".to_owned()];
+    assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+
+    assert!(identity.set_store(right));
+    peer.handshake().await.unwrap();
+    meta.register_process(Default::default()).await.unwrap();
+    assert_eq!(admission.term(), 9);
 }
 
 /// A process that may lead, and where it listens.

@@ -85,8 +85,10 @@ fn golden_requests_of_each_service() {
         leader: "m".into(),
         leader_silence_ms: Some(0),
         log_wait_ms: 300,
+        store: vec![7].into(),
     };
-    let expected = ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800", "40ac02"];
+    let expected =
+        ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800", "40ac02", "4a0107"];
     assert_eq!(hex(&answer), expected.concat());
 
     let answer = proto::HeartbeatAnswer { record: 300, log_wait_ms: 5 };
@@ -95,4 +97,7 @@ fn golden_requests_of_each_service() {
     let refusal = proto::NotLeader { leader: "m".into(), term: 300 };
     let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::NotLeader(refusal)) };
     assert_eq!(hex(&refusal), "3a06".to_owned() + "0a016d" + "10ac02");
+    let refusal = proto::OtherStore { caller: vec![7].into(), called: vec![8].into() };
+    let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::OtherStore(refusal)) };
+    assert_eq!(hex(&refusal), "4206".to_owned() + "0a0107" + "120108");
 }
