@@ -145,14 +145,18 @@ pub async fn first_there(predecessors: Vec<Predecessor>) -> Option<Predecessor> 
 
 /// Has those learn of it from which this process has taken the lead, so that they end although they have nothing to do.
 pub async fn tell(predecessors: Vec<Predecessor>, meta: Arc<Meta>) {
-    let (term, incarnation) = (meta.term(), meta.incarnation());
+    let (term, incarnation, store) = (meta.term(), meta.incarnation(), meta.store_id());
     let told = predecessors.iter().map(|one| async move {
         match one {
             Predecessor::Standalone { address, nonce } => {
                 _ = is_there(address, *nonce, LIMIT).await
             }
             Predecessor::Process { address, .. } => {
-                _ = handshake(address, Identity::new(term, incarnation)).await;
+                let identity = Identity::new(term, incarnation);
+                if let Some(store) = store {
+                    identity.set_store(store);
+                }
+                _ = handshake(address, identity).await;
             }
         }
     });

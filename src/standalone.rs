@@ -447,6 +447,7 @@ pub(crate) fn tell_start(config: &Config, meta: &Meta, began: Instant) {
         memory_limit_mib = config.memory_limit >> 20,
         parallelism = config.parallelism,
         relations = meta.catalog().relations().count(),
+        store_id = crate::roles::store::shown(meta.store_id()),
         recovery_ms = began.elapsed().as_millis() as u64,
         "started"
     );

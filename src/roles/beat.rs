@@ -30,7 +30,7 @@ const LOG_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the leader is told for that the process ends.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// Runs until it is dropped, or the process is told that it is fenced.
+/// Runs until it is dropped, or the process is told that it is fenced, or that the leader works on another object store.
 pub struct Beat {
     meta: Arc<RemoteMeta>,
     incarnation: u64,
@@ -147,6 +147,11 @@ impl Beating {
                 }
                 Err(CallError::Fenced { incarnation }) => {
                     self.ending.end(format!("process {incarnation} has been fenced"));
+                    return;
+                }
+                // It is another leader's address by now, or the bucket is another one's.
+                Err(error @ CallError::OtherStore { .. }) => {
+                    self.ending.end(error.to_string());
                     return;
                 }
                 Err(error) => {

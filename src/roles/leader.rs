@@ -63,7 +63,9 @@ impl Asker {
         for (address, answer) in join_all(answers).await {
             match answer {
                 Ok(handshake) => _ = there.insert(address.clone(), handshake),
-                Err(error @ CallError::Protocol { .. }) => refused = Some(error),
+                Err(error @ (CallError::Protocol { .. } | CallError::OtherStore { .. })) => {
+                    refused = Some(error);
+                }
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
@@ -123,7 +125,8 @@ impl LeaderSearch {
         }
     }
 
-    /// Looks once. Who leads, if somebody does: calls go there from now on. An error if nobody answers.
+    /// Looks once. Who leads, if somebody does: calls go there from now on. An error if nobody answers, or
+    /// who leads works on another store than this process, as far as that has read its log.
     pub async fn look(&self) -> Result<Option<Found>, CallError> {
         let mut asked: BTreeSet<String> = self.metas.iter().cloned().collect();
         asked.extend(self.log.read(|state| {
@@ -140,6 +143,10 @@ impl LeaderSearch {
         let Some((address, said)) = leading.max_by_key(|(_, said)| said.term) else {
             return Ok(None);
         };
+        let ours = self.identity.store();
+        if said.store.is_some() && said.store != ours {
+            return Err(CallError::OtherStore { peer: address, ours, theirs: said.store });
+        }
         self.identity.raise_term(said.term);
         self.admission.raise_term(said.term);
         self.admission.follow(&address);

@@ -13,6 +13,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
 use super::leader::LeaderSearch;
+use super::store::{shown, tell_store};
 use super::{Contact, refused};
 use crate::standalone::StartError;
 
@@ -41,7 +42,8 @@ pub struct Link {
 
 impl Link {
     /// Registers the process with the leader, for which it waits as long as it takes. It is one of `metas`, or one that
-    /// they or the log name. Only meta processes of another protocol version are an error.
+    /// they or the log name. Only meta processes of another protocol version are an error, and those that work on
+    /// another object store: where this one has no log, nothing is begun there.
     pub async fn register(
         metas: &[String],
         role: ProcessRole,
@@ -54,6 +56,7 @@ impl Link {
         let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
         let first = metas.first().map(String::as_str).unwrap_or_default();
         let peer = Peer::new(first, Arc::clone(&identity), limits).map_err(refused)?;
+        tell_store(log, &identity, &admission);
         let search = LeaderSearch::new(metas, log, &identity, &admission, &peer);
         let mut process = RegisterProcess {
             nonce: env.random().max(1),
@@ -81,6 +84,15 @@ impl Link {
             match registered.await {
                 Ok((leader, incarnation)) => break (leader, incarnation, began),
                 Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
+                Err(error @ CallError::OtherStore { .. }) => match log.catch_up().await {
+                    // The log has begun since it was read, or was given its id.
+                    Ok(_) if tell_store(log, &identity, &admission) => {}
+                    Ok(_) => return Err(refused(error)),
+                    Err(error) => {
+                        warn!(%error, "the log cannot be read, trying again");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                },
                 Err(error) => {
                     if attempts % TOLD_EVERY == 0 {
                         warn!(%error, ?metas, "a leader cannot be reached, trying again");
@@ -97,7 +109,8 @@ impl Link {
         admission.hear_leader();
         identity.set_incarnation(incarnation);
         admission.set_incarnation(incarnation);
-        info!(incarnation, leader = leader.address, "registered");
+        let store_id = shown(identity.store());
+        info!(incarnation, leader = leader.address, store_id, "registered");
         let search = Arc::new(AbortOnDropHandle::new(tokio::spawn(search.run(leader))));
         let (meta, env) = (Arc::new(remote), env.clone());
         let lease = Arc::new(ReadLease::new(Arc::clone(log), env.clone(), incarnation, began));

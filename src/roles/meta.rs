@@ -28,6 +28,7 @@ use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::peers::Peers;
 use super::standby::Standby;
+use super::store::shown;
 use super::table_classes::TableClasses;
 use super::{Contact, Ending, Ground, Serving};
 use crate::http;
@@ -90,13 +91,14 @@ impl MetaProcess {
         let port = MetricsPort::open(&seat.config.process, seat.metrics(requests)).await?;
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
+        standby.refuse_other_store().await?;
         standby.refuse_standalone(&own).await?;
         let at_once = match standby.claims_at_once(&own) {
             Some(record) => seat.lead(record, None).await?,
             None => false,
         };
         if !at_once {
-            info!("stands by");
+            info!(store_id = shown(standby.store_id()), "stands by");
         }
         let task = tokio::spawn(Arc::clone(&seat).run((!at_once).then_some(standby)));
         let task = AbortOnDropHandle::new(task);
@@ -226,6 +228,10 @@ impl Seat {
         self.admission.set_incarnation(meta.incarnation());
         let identity = Identity::new(meta.term(), meta.incarnation());
         let identity = Arc::new(identity.with_tls(self.advertised.tls.clone()));
+        if let Some(store) = meta.store_id() {
+            self.admission.set_store(store);
+            identity.set_store(store);
+        }
         let _ = self.identity.set(Arc::clone(&identity));
         if let Some(before) = before {
             let identity = Arc::clone(&identity);

@@ -22,6 +22,7 @@ mod peers;
 pub(crate) mod reports;
 mod results;
 mod standby;
+pub(crate) mod store;
 mod table_classes;
 pub(crate) mod tls;
 pub(crate) mod upstream;

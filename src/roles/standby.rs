@@ -11,13 +11,16 @@ use millrace_frontend::identification;
 use millrace_meta::LogFollower;
 use millrace_meta::cluster::has_role;
 use millrace_meta::state::MetaState;
+use millrace_rpc::call_error::CallError;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::{Admission, Identity};
+use millrace_rpc::store_id::StoreId;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
 use super::claim::{Heard, LOST, Silence, claims};
 use super::leader::Asker;
+use super::store::tell_store;
 use crate::leadership::Leadership;
 use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
 
@@ -81,6 +84,7 @@ pub struct Standby {
     log: Arc<LogFollower>,
     admission: Arc<Admission>,
     asker: Asker,
+    identity: Arc<Identity>,
     /// Where other meta processes may be.
     metas: BTreeSet<String>,
     /// Where others reach this one.
@@ -107,7 +111,8 @@ impl Standby {
         Standby {
             log: Arc::new(log),
             admission: Arc::clone(admission),
-            asker: Asker::new(identity),
+            asker: Asker::new(Arc::clone(&identity)),
+            identity,
             metas: metas.iter().filter(|meta| *meta != own).cloned().collect(),
             own: own.to_owned(),
             penalty,
@@ -122,6 +127,42 @@ impl Standby {
         let (leader, number) = self.log.read(|state| (leader(state), state.number));
         let is_dead = leader.is_none_or(|leader| is_dead(&leader, &self.own, own));
         is_dead.then_some(number)
+    }
+
+    /// An error if this process was given another object store than a meta process that it was told of: it would begin a
+    /// cluster of its own there. It waits for none that does not answer.
+    pub async fn refuse_other_store(&self) -> Result<(), SqlError> {
+        self.tell_store();
+        while let Some(other) = self.other_store().await {
+            // The log may have begun since it was read, or have been given its id.
+            self.log.catch_up().await?;
+            if !self.tell_store() {
+                return Err(other.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Why this process does not work on the store of the others, if one of them leads elsewhere, or all refuse it.
+    async fn other_store(&self) -> Option<CallError> {
+        let there = match self.asker.ask_all(&self.metas).await {
+            Ok(there) => there,
+            Err(error @ CallError::OtherStore { .. }) => return Some(error),
+            Err(_) => return None,
+        };
+        let ours = self.identity.store();
+        let mut leading = there.into_iter().filter(|(_, said)| said.leads);
+        let (peer, said) = leading.find(|(_, said)| said.store.is_some() && said.store != ours)?;
+        Some(CallError::OtherStore { peer, ours, theirs: said.store })
+    }
+
+    fn tell_store(&self) -> bool {
+        tell_store(&self.log, &self.identity, &self.admission)
+    }
+
+    /// The store that the log is of; `None`: it does not say yet.
+    pub fn store_id(&self) -> Option<StoreId> {
+        self.log.store_id()
     }
 
     /// An error if a server that runs all roles uses the object store: a cluster begins where that has ended.
@@ -154,7 +195,8 @@ impl Standby {
         if answer == Answer::Leads {
             self.silence.hear(Instant::now());
             self.vacant_since = None;
-            if self.caught_up.elapsed() >= CATCH_UP {
+            // Who does not know its store refuses nobody that works on another one.
+            if self.caught_up.elapsed() >= CATCH_UP || self.identity.store().is_none() {
                 self.catch_up().await?;
             }
             return Ok(None);
@@ -204,6 +246,7 @@ impl Standby {
 
     async fn catch_up(&mut self) -> Result<(), SqlError> {
         self.log.catch_up().await?;
+        self.tell_store();
         self.caught_up = Instant::now();
         self.admission.raise_term(self.log.read(|state| state.term));
         Ok(())
