@@ -76,6 +76,8 @@ enum CtlCommand {
 /// What the leader is asked for.
 #[derive(Subcommand, Debug)]
 enum LeaderCommand {
+    /// Shows the object store's id, and where its log is
+    Store,
     /// Shows the processes of the cluster
     Workers,
     /// Shows the jobs: one for each table, materialized view, index and sink
@@ -137,6 +139,7 @@ pub async fn run(options: CtlOptions) -> Result<Told, String> {
     let connection = Connection::open(&options).await?;
     let leader = &connection.leader;
     let listing = match command {
+        LeaderCommand::Store => store(&ask(leader.overview().await)?),
         LeaderCommand::Workers => workers(&ask(leader.overview().await)?, &connection),
         LeaderCommand::Jobs => jobs(&ask(leader.overview().await)?),
         LeaderCommand::Placement => placement(&ask(leader.overview().await)?),
@@ -180,6 +183,13 @@ fn report(worker: &WorkerOverview) -> ProcessReport {
 
 fn incarnation(worker: &WorkerOverview) -> u64 {
     report(worker).incarnation
+}
+
+fn store(overview: &ClusterOverview) -> Listing {
+    let mut listing = Listing::new(&["store_id", "term", "record", "leader"]);
+    let ClusterOverview { store_id, term, record, leader, .. } = overview;
+    listing.add([json!(store_id), json!(term), json!(record), json!(leader)]);
+    listing
 }
 
 fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {

@@ -5,11 +5,12 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_s3::{Options, Server};
 use tokio_postgres::NoTls;
 
+use crate::ctl::json;
 use crate::process::{Process, free_address, send_signal};
 
 /// How long a cold binary on a busy machine may take to say what is wrong. Nothing waits for so long.
@@ -49,6 +50,12 @@ impl Failing {
 
 /// A process over this store. Nobody listens where it would look for a leader.
 fn command(role: &str, dir: &Path, store: &str) -> Command {
+    let metas = (role != "meta").then_some("127.0.0.1:1");
+    command_with(role, dir, store, metas)
+}
+
+/// The same, which looks for a leader there.
+fn command_with(role: &str, dir: &Path, store: &str, metas: Option<&str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command
         .args([role, "--http=off", "--memory-limit=128MB"])
@@ -56,9 +63,7 @@ fn command(role: &str, dir: &Path, store: &str) -> Command {
         .args(["--object-store", store, "--listen", "127.0.0.1:0"])
         .arg("--data-dir")
         .arg(dir.join(role));
-    if role != "meta" {
-        command.args(["--meta", "127.0.0.1:1"]);
-    }
+    command.args(metas.map(|metas| ["--meta", metas]).into_iter().flatten());
     command
 }
 
@@ -125,6 +130,63 @@ fn a_config_file_with_a_wrong_key_is_an_error_at_start() {
         assert!(said.contains("metta") && said.contains("millrace.toml"), "{role}: {said}");
         assert!(!dir.path().join(role).exists(), "{role} has begun");
     }
+}
+
+/// Returns when the process has written this to its log.
+fn await_log(process: &Process, text: &str) {
+    let deadline = Instant::now() + LIMIT;
+    while !process.log().contains(text) {
+        assert!(Instant::now() < deadline, "{text} is not in:\n{}", process.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What a leader says of its store.
+fn store_id(meta: &Process) -> String {
+    let shown = json(&meta.address, &["store"]);
+    let id = shown[0]["store_id"].as_str().expect("a text").to_owned();
+    assert_eq!(id.len(), 32, "{shown}");
+    await_log(meta, &id);
+    id
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_is_given_another_object_store_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let url = |name: &str| format!("file://{}", path(name).display());
+    let started = |role: &str, name: &str, data: &str, metas: Option<&str>| {
+        let mut process = Process::spawn(command_with(role, &path(data), &url(name), metas));
+        process.await_ready();
+        process
+    };
+    let mut before = started("meta", "other", "other-data", None);
+    let other = store_id(&before);
+    before.kill();
+    let meta = started("meta", "right", "right-data", None);
+    let right = store_id(&meta);
+    assert_ne!(right, other);
+
+    let mut failing = Vec::new();
+    for role in ROLES {
+        for (name, has) in [("other", other.as_str()), ("empty", "holds no log")] {
+            let data = path(&format!("{role}-{name}"));
+            let command = command_with(role, &data, &url(name), Some(meta.address.as_str()));
+            failing.push((Failing::begin(format!("{role}, {name}"), command), has));
+        }
+    }
+    for (process, has) in failing {
+        let what = process.what.clone();
+        let said = process.said();
+        for part in [right.as_str(), has, meta.address.as_str(), "--object-store"] {
+            assert!(said.contains(part), "{what}: {part} in: {said}");
+        }
+    }
+    assert!(!path("empty").join("meta").exists(), "a log was begun");
+    // The leader says so, too.
+    await_log(&meta, &other);
+    let compute = started("compute", "right", "compute-data", Some(meta.address.as_str()));
+    await_log(&compute, &right);
 }
 
 /// An address of this machine that others reach. Nothing is sent.
