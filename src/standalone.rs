@@ -215,7 +215,7 @@ impl Standalone {
         };
         meta.set_usage(Box::new(move || usage.read()));
         let settings = FrontendConfig {
-            incarnation: meta.incarnation(),
+            incarnation: meta.incarnation().into(),
             tls,
             own_secret,
             start_query_thread: if apart { lower_priority } else { || {} },

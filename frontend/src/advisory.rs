@@ -12,6 +12,7 @@ use millrace_meta::advisory::{
 
 use self::leader::LeaderLocks;
 pub use self::leader::LockLeader;
+use crate::incarnation::Incarnation;
 
 /// A function that takes a lock: in which mode, for how long, and whether it waits.
 pub fn takes(function: &str) -> Option<(Mode, Scope, bool)> {
@@ -40,20 +41,20 @@ pub struct LockRequest {
 /// See the module.
 pub struct SessionLocks {
     /// The incarnation of this frontend.
-    process: u64,
+    process: Incarnation,
     /// Of a frontend that is the only one.
     table: AdvisoryLocks,
     leader: Option<LeaderLocks>,
 }
 
 impl SessionLocks {
-    pub fn new(process: u64, leader: Option<LockLeader>) -> SessionLocks {
-        let leader = leader.map(|leader| LeaderLocks::new(process, leader));
+    pub fn new(process: Incarnation, leader: Option<LockLeader>) -> SessionLocks {
+        let leader = leader.map(|leader| LeaderLocks::new(process.clone(), leader));
         SessionLocks { process, table: AdvisoryLocks::default(), leader }
     }
 
     fn session(&self, pid: i32) -> SessionId {
-        SessionId { process: self.process, pid }
+        SessionId { process: self.process.get(), pid }
     }
 
     fn request(&self, request: &LockRequest) -> Request {

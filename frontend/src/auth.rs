@@ -6,7 +6,7 @@
 //!
 //! Sources: RFC 5802, RFC 7677; PostgreSQL 15 documentation, 55.3.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -100,23 +100,33 @@ pub fn verifier_of(password: &str) -> Result<String, SqlError> {
 }
 
 /// What nobody outside this database knows, and what stays the same as long as there is the database.
+/// Clones share it: where nobody leads yet it may become known later.
 #[derive(Clone, Default)]
-pub struct OwnSecret(String);
+pub struct OwnSecret(Arc<OnceLock<String>>);
 
 impl OwnSecret {
     pub fn new(text: String) -> OwnSecret {
-        OwnSecret(text)
+        OwnSecret(Arc::new(OnceLock::from(text)))
+    }
+
+    /// It has become known. The first one stays.
+    pub fn learn(&self, text: String) {
+        let _ = self.0.set(text);
+    }
+
+    fn text(&self) -> &str {
+        self.0.get().map(String::as_str).unwrap_or_default()
     }
 
     /// Whether there is one.
     pub(crate) fn is_known(&self) -> bool {
-        !self.0.is_empty()
+        !self.text().is_empty()
     }
 
     /// What only those can tell of a message that know the secret.
     pub(crate) fn proof_of(&self, message: &[u8]) -> Vec<u8> {
         // One round of PBKDF2 is one of HMAC.
-        gen_salted_password(&self.0, message, 1)
+        gen_salted_password(self.text(), message, 1)
     }
 
     /// The salt of a user that has no password, which is the same in every attempt, as with others.

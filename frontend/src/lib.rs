@@ -22,6 +22,7 @@ pub mod encoding;
 pub mod error;
 mod fetch_direction;
 pub mod identification;
+pub mod incarnation;
 pub mod local_cluster;
 mod other_frontends;
 pub mod other_sessions;
@@ -40,6 +41,7 @@ mod word_reader;
 pub const STACK_BYTES: usize = 32 << 20;
 
 pub use error::FrontendError;
+pub use incarnation::Incarnation;
 pub use local_cluster::Direct;
 pub use remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 pub use server::{Frontend, FrontendConfig};

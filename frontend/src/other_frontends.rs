@@ -113,7 +113,7 @@ impl Shared {
     /// Serves a cancel request, of a client or of another frontend. One that is wrong is ignored without a word, as the
     /// protocol wants.
     pub(crate) async fn serve_cancel(&self, pid: i32, key: &SecretKey) {
-        let incarnation = self.config.incarnation;
+        let incarnation = self.config.incarnation.get();
         match key.as_i32() {
             Some(secret) if self.has_session(pid) => self.cancel(pid, secret),
             Some(secret) => {
@@ -155,10 +155,11 @@ impl Shared {
         if pid <= 0 {
             return Vec::new();
         }
+        let own = self.config.incarnation.get();
         let processes = self.cluster.processes().into_iter();
         processes
             .filter(|p| p.roles.contains(&"frontend") && !p.address.is_empty())
-            .filter(|p| p.incarnation != self.config.incarnation && is_of(pid, p.incarnation))
+            .filter(|p| p.incarnation != own && is_of(pid, p.incarnation))
             .map(|p| (p.incarnation, p.address))
             .collect()
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use millrace_rpc::control::{ListedSession, MetaControl, SessionsTold};
 use parking_lot::Mutex;
 
+use crate::incarnation::Incarnation;
 use crate::server::{Activity, IDLE, Shared, shown_name};
 
 /// How long the leader may take: a little longer than it waits for frontends.
@@ -19,7 +20,7 @@ const RESTING: [&str; 3] = [IDLE, "idle in transaction", "idle in transaction (a
 
 /// The sessions of the other frontends, as they were told last.
 pub struct OtherSessions {
-    incarnation: u64,
+    incarnation: Incarnation,
     /// `None`: there is no other frontend.
     leader: Option<Arc<dyn MetaControl>>,
     /// How often the leader was asked.
@@ -38,7 +39,7 @@ struct Known {
 }
 
 impl OtherSessions {
-    pub fn new(incarnation: u64, leader: Option<Arc<dyn MetaControl>>) -> OtherSessions {
+    pub fn new(incarnation: Incarnation, leader: Option<Arc<dyn MetaControl>>) -> OtherSessions {
         OtherSessions { incarnation, leader, asked: AtomicU64::new(0), known: Mutex::default() }
     }
 
@@ -47,7 +48,7 @@ impl OtherSessions {
     pub(crate) async fn refresh(&self) -> Vec<String> {
         let Some(leader) = &self.leader else { return Vec::new() };
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
-        let told = tokio::time::timeout(WAIT, leader.sessions(self.incarnation)).await;
+        let told = tokio::time::timeout(WAIT, leader.sessions(self.incarnation.get())).await;
         let (sessions, missing) = match told {
             Ok(Ok(answer)) => {
                 let silent = answer.silent.iter();
@@ -76,10 +77,10 @@ fn unknown(cause: &str) -> String {
     format!("sessions of other frontends are left out: the leader does not tell them ({cause})")
 }
 
-/// Tells the leader this frontend's sessions whenever it asks. Runs until it is dropped.
+/// Tells the leader this frontend's sessions whenever it asks, once the frontend has registered. Runs until it is dropped.
 pub async fn tell_sessions(shared: Arc<Shared>) {
     let Some(leader) = &shared.other_sessions.leader else { return };
-    let process = shared.config.incarnation;
+    let process = shared.config.incarnation.known().await;
     let (mut term, mut number) = (0, 0);
     loop {
         let own = if number > 0 { shared.activity() } else { Vec::new() };

@@ -43,6 +43,7 @@ use crate::cluster::{
     JobRow, Load, Locks, PlacedVersion, ProcessRow, ReadSet, ScanRequest, SourceRow, SplitRow,
     job_row,
 };
+use crate::incarnation::REGISTRATION_WAIT;
 
 /// How long a look at processes and jobs waits for the leader, which may be the one that is missed.
 const LOOK_WAIT: Duration = Duration::from_secs(2);
@@ -195,6 +196,13 @@ impl Cluster for RemoteCluster {
     }
 
     fn missing_process(&self) -> Option<String> {
+        if self.lease.as_ref().is_some_and(|lease| !lease.is_registered()) {
+            let limit = REGISTRATION_WAIT.as_secs();
+            return Some(format!(
+                "no meta process leads, or this frontend has not registered with it yet; the statement waits up to \
+                 {limit} s for that"
+            ));
+        }
         let is_compute = |p: &Process| has_role(&p.registration, ProcessRole::Compute);
         let is_there = self.log.read(|state| state.processes.live().values().any(is_compute));
         let limit = COMPUTE_WAIT.as_secs();

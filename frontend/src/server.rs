@@ -17,6 +17,7 @@ use crate::connection;
 use crate::connection_limit::ConnectionLimit;
 use crate::error::FrontendError;
 use crate::identification::{Accepted, Identification};
+use crate::incarnation::Incarnation;
 use crate::other_frontends::process_id;
 use crate::other_sessions::OtherSessions;
 use crate::query::QueryEngine;
@@ -39,7 +40,7 @@ pub struct FrontendConfig {
     /// Memory that batch queries may use together.
     pub query_memory: usize,
     /// Names this frontend's statements and sessions; unique among incarnations.
-    pub incarnation: u64,
+    pub incarnation: Incarnation,
     /// Encrypts connections of clients that ask for it.
     pub tls: Option<crate::auth::Tls>,
     /// Makes up what clients see of users that have no password, and proves to other frontends that this is one.
@@ -63,7 +64,7 @@ impl Default for FrontendConfig {
             query_cores: std::thread::available_parallelism().map_or(2, usize::from),
             start_query_thread: || {},
             query_memory: 1 << 30,
-            incarnation: 0,
+            incarnation: Incarnation::default(),
             tls: None,
             own_secret: crate::auth::OwnSecret::default(),
             require_password: false,
@@ -150,16 +151,32 @@ pub struct Shared {
     /// When the server began, in microseconds since 1970.
     pub started: i64,
     connections: Mutex<HashMap<i32, Registered>>,
-    next_number: AtomicU32,
+    next_session: AtomicU32,
     next_statement: AtomicU64,
 }
 
 impl Shared {
-    pub fn next_statement(&self) -> StatementId {
-        StatementId {
-            frontend: self.config.incarnation,
-            number: self.next_statement.fetch_add(1, Ordering::Relaxed),
+    /// The id of a statement that changes rows. Waits until the frontend has registered, because nobody else may ever name
+    /// a statement so; an error (57P03) says that it has not.
+    pub async fn next_statement(&self) -> Result<StatementId, SqlError> {
+        let frontend = self.config.incarnation.given().await?;
+        Ok(StatementId { frontend, number: self.next_number() })
+    }
+
+    /// A number that no other statement of this frontend has.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next_statement.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether there is anybody yet who could come in: in a log that no meta process has begun there are no users, and
+    /// nothing that hides which there are.
+    pub(crate) fn check_begun(&self) -> Result<(), SqlError> {
+        if self.config.incarnation.is_given() || self.config.own_secret.is_known() {
+            return Ok(());
         }
+        let message = "no meta process has begun to lead on this object store";
+        Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
+            .with_hint("Start a meta process; this frontend goes on by itself when one leads."))
     }
 
     /// Whether somebody of that name may come in at all.
@@ -181,8 +198,8 @@ impl Shared {
             return Err(SqlError::new(SqlState::TOO_MANY_CONNECTIONS, message));
         }
         let next = || {
-            let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-            process_id(number, self.config.incarnation)
+            let number = self.next_session.fetch_add(1, Ordering::Relaxed);
+            process_id(number, self.config.incarnation.get())
         };
         // There are more numbers than sessions at a time. Of 0 nothing can be asked.
         let pid = loop {
@@ -321,8 +338,10 @@ impl Frontend {
             QueryEngine::new(config.query_cores, config.query_memory, config.start_query_thread)?;
         let leader = cluster.lock_leader();
         let meta = leader.as_ref().map(|leader| Arc::clone(&leader.meta));
-        let other_sessions = OtherSessions::new(config.incarnation, meta);
-        let locks = SessionLocks::new(config.incarnation, leader);
+        let other_sessions = OtherSessions::new(config.incarnation.clone(), meta);
+        let locks = SessionLocks::new(config.incarnation.clone(), leader);
+        // Process ids do not tell the frontend before it has registered: those of two are to differ all the same.
+        let first_session = if config.incarnation.is_given() { 1 } else { rand::random() };
         Ok(Frontend {
             shared: Arc::new(Shared {
                 cluster,
@@ -332,7 +351,7 @@ impl Frontend {
                 other_sessions,
                 started: now(),
                 connections: Mutex::new(HashMap::new()),
-                next_number: AtomicU32::new(1),
+                next_session: AtomicU32::new(first_session),
                 next_statement: AtomicU64::new(1),
             }),
         })

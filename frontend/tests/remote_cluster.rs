@@ -71,6 +71,7 @@ struct Sessions(Frontend);
 
 impl Sessions {
     fn new(cluster: Arc<dyn millrace_frontend::cluster::Cluster>, incarnation: u64) -> Sessions {
+        let incarnation = incarnation.into();
         let config = FrontendConfig { incarnation, query_cores: 2, ..FrontendConfig::default() };
         Sessions(Frontend::new(cluster, config).unwrap())
     }

@@ -4,9 +4,13 @@
 //! fenced: then nothing is kept any more, and nobody needs to tell it. That is no harm to what it reads, because names of
 //! objects are never given again; but it is to stop by itself. It asks the log, which is there without any leader: only a
 //! record can fence it. Where none does, nothing that it reads is deleted, and it reads on.
+//!
+//! A process that has not registered yet has no pins, as one that was fenced and has not noticed. It reads no wrong bytes
+//! either, and may find something gone that it was about to read. It looks at the log's head as often as one that nobody
+//! answers, so that what it reads next is not older than that.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millrace_common::{EnvHandle, SqlError, SqlState};
@@ -55,8 +59,9 @@ impl From<LeaseError> for SqlError {
 pub struct ReadLease {
     log: Arc<LogFollower>,
     env: EnvHandle,
-    incarnation: u64,
-    /// When the latest heartbeat began that was answered.
+    /// None before the process has registered.
+    incarnation: OnceLock<u64>,
+    /// When the latest heartbeat began that was answered; before the first, when the process began.
     answered: AtomicU64,
     /// When the latest look at the log began that did not find the process fenced.
     checked: AtomicU64,
@@ -74,9 +79,27 @@ impl ReadLease {
         incarnation: u64,
         registered: Duration,
     ) -> ReadLease {
-        let answered = AtomicU64::new(registered.as_nanos() as u64);
+        let lease = ReadLease::unregistered(log, env);
+        lease.register(incarnation, registered);
+        lease
+    }
+
+    /// Of a process that will register.
+    pub fn unregistered(log: Arc<LogFollower>, env: EnvHandle) -> ReadLease {
+        let answered = AtomicU64::new(env.since_boot().as_nanos() as u64);
         let (checked, is_told) = (AtomicU64::default(), AtomicBool::default());
-        ReadLease { log, env, incarnation, answered, checked, is_told, checking: Mutex::default() }
+        let (incarnation, checking) = (OnceLock::new(), Mutex::default());
+        ReadLease { log, env, incarnation, answered, checked, is_told, checking }
+    }
+
+    /// The process has been given its incarnation; `began`: when the registration began, since boot. Once only.
+    pub fn register(&self, incarnation: u64, began: Duration) {
+        self.answered.store(began.as_nanos() as u64, Ordering::Release);
+        let _ = self.incarnation.set(incarnation);
+    }
+
+    pub fn is_registered(&self) -> bool {
+        self.incarnation.get().is_some()
     }
 
     /// The leader has answered a heartbeat that began then, since boot.
@@ -104,15 +127,16 @@ impl ReadLease {
         if self.is_current() {
             return Ok(());
         }
-        let is_first = !self.is_told.swap(true, Ordering::AcqRel);
+        let is_first = self.is_registered() && !self.is_told.swap(true, Ordering::AcqRel);
         if is_first {
             let silence_ms = self.silence().as_millis() as u64;
             warn!(silence_ms, "no leader answers: the log is asked whether this process is fenced");
         }
         let began = self.env.since_boot();
         self.log.catch_up().await.map_err(|error| self.unknown(error.to_string()))?;
-        let incarnation = self.incarnation;
-        if self.log.read(|state| state.processes.is_fenced(incarnation)) {
+        if let Some(incarnation) = self.incarnation.get().copied()
+            && self.log.read(|state| state.processes.is_fenced(incarnation))
+        {
             return Err(LeaseError::Fenced { incarnation });
         }
         if is_first {
@@ -123,7 +147,7 @@ impl ReadLease {
     }
 
     fn is_current(&self) -> bool {
-        self.silence() < LEASE || self.since(&self.checked) < CHECKED_FOR
+        (self.is_registered() && self.silence() < LEASE) || self.since(&self.checked) < CHECKED_FOR
     }
 
     /// For how long no leader has answered.

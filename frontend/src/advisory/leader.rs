@@ -28,6 +28,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::LockRequest;
+use crate::incarnation::Incarnation;
 
 /// Between attempts to tell a leader that does not answer.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -84,7 +85,7 @@ enum Order {
 }
 
 struct Inner {
-    process: u64,
+    process: Incarnation,
     leader: LockLeader,
     /// The sessions that there are, by process id.
     sessions: Mutex<HashMap<i32, Held>>,
@@ -96,7 +97,7 @@ struct Inner {
 pub(super) struct LeaderLocks(Arc<Inner>);
 
 impl LeaderLocks {
-    pub(super) fn new(process: u64, leader: LockLeader) -> LeaderLocks {
+    pub(super) fn new(process: Incarnation, leader: LockLeader) -> LeaderLocks {
         let (sessions, listed) = (Mutex::default(), Mutex::default());
         LeaderLocks(Arc::new(Inner { process, leader, sessions, listed }))
     }
@@ -106,6 +107,8 @@ impl LeaderLocks {
     }
 
     pub(super) async fn take(&self, request: &LockRequest, waits: bool) -> Result<bool, SqlError> {
+        // The leader gives locks to processes that it knows, and takes them back with these.
+        self.0.process.given().await?;
         let answer = {
             let mut sessions = self.0.sessions.lock();
             let held = sessions.get_mut(&request.pid).ok_or_else(session_ended)?;
@@ -126,7 +129,7 @@ impl LeaderLocks {
     /// Starts the task of a session.
     fn begin(&self, pid: i32) -> UnboundedSender<Order> {
         let (orders, received) = unbounded_channel();
-        let session = ProtoSessionId { process: self.0.process, pid };
+        let session = ProtoSessionId { process: self.0.process.get(), pid };
         let task = SessionTask { inner: Arc::clone(&self.0), session, number: 0 };
         spawn("advisory locks", task.run(received));
         orders
@@ -432,7 +435,7 @@ mod tests {
             meta: Arc::new(RemoteMeta::new(peer)),
             term: Box::new(move || term.load(Ordering::Relaxed)),
         };
-        let locks = LeaderLocks::new(1, leader);
+        let locks = LeaderLocks::new(1.into(), leader);
         locks.enter(7);
         let (mode, scope) = (Mode::Exclusive, Scope::Session);
         let request = LockRequest { pid: 7, key: Key::One(1), mode, scope };

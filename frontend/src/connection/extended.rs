@@ -147,7 +147,7 @@ impl Connection {
         }
         self.begin_statement(&text);
         self.ends_string = self.session.last_of_many;
-        let incarnation = self.session.shared.config.incarnation;
+        let incarnation = self.session.shared.config.incarnation.get();
         // Boxed, as in a simple query: such a future is large, and each that wraps it would hold it on the stack.
         let executed = Box::pin(self.execute_portal(name, &mut portal, max_rows));
         let result = as_request(incarnation, executed).await;

@@ -42,7 +42,7 @@ impl Connection {
             }
             self.ends_string = i + 1 == statements.len();
             self.session.last_of_many = self.ends_string;
-            let incarnation = self.session.shared.config.incarnation;
+            let incarnation = self.session.shared.config.incarnation.get();
             // Boxed: such a future is large, and each that wraps it would hold it on the stack.
             let statement = Box::pin(self.run_statement(parsed));
             let result = as_request(incarnation, statement).await;

@@ -147,7 +147,10 @@ async fn enter(
 ) -> std::io::Result<Option<Entered>> {
     let local = socket.local_addr().ok();
     let Some(mut opening) = open(shared, socket).await? else { return Ok(None) };
-    let authenticated = authenticate(shared, &mut opening, address).await?;
+    let authenticated = match shared.check_begun() {
+        Ok(()) => authenticate(shared, &mut opening, address).await?,
+        Err(error) => Err(error),
+    };
     let opened = authenticated
         .and_then(|()| open_session(shared, &opening.startup.parameters, address, local));
     match opened {

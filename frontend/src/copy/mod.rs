@@ -320,7 +320,7 @@ impl CopyIn {
         let load = match &mut self.load {
             Some(load) => load,
             None => {
-                let id = session.shared.next_statement();
+                let id = session.shared.next_statement().await?;
                 let kind = LoadKind::Insert { on_conflict: insert::load_conflict(table) };
                 let table = millrace_common::RelationId(table.id);
                 self.load.insert(session.cluster().begin_load(table, id, kind).await?)

@@ -68,7 +68,7 @@ impl Into<'_> {
     }
 
     async fn begin(&self, session: &Session, kind: LoadKind) -> Result<Load, SqlError> {
-        let id = session.shared.next_statement();
+        let id = session.shared.next_statement().await?;
         session.cluster().begin_load(RelationId(self.table.id), id, kind).await
     }
 

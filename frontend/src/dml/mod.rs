@@ -99,7 +99,7 @@ pub async fn apply(
         new_keys: evaluated.resolves_conflicts,
     };
     let Some(read) = session.read_set(&[written])? else { return Ok(None) };
-    let id = session.shared.next_statement();
+    let id = session.shared.next_statement().await?;
     let (relation, delta) = (RelationId(table.id), evaluated.delta.clone());
     let (cluster, entered) = (session.cluster(), session.step.entered());
     let result = if read.is_empty() {

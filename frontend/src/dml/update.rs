@@ -284,7 +284,7 @@ async fn load(
     plan: &Plan,
     items: Option<&[SelectItem]>,
 ) -> Result<Loading, SqlError> {
-    let id = session.shared.next_statement();
+    let id = session.shared.next_statement().await?;
     let kind = plan.load_kind(Epoch::ZERO);
     let mut load = session.cluster().begin_load(RelationId(plan.table.id), id, kind).await?;
     let view = session.catalog_view();

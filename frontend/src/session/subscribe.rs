@@ -206,6 +206,7 @@ impl Session {
         &mut self,
         def: &Subscribe,
     ) -> Result<(Arc<Relation>, Option<Ephemeral>), SqlError> {
+        let incarnation = self.shared.config.incarnation.given().await?;
         let catalog = self.catalog_view();
         let name = format!("_subscribe_{}_{:08x}", self.pid, rand::random::<u32>());
         let ident = ObjectName::from(vec![Ident::new(name.as_str())]);
@@ -231,7 +232,7 @@ impl Session {
             query: def.query.text.clone(),
             depends_on: view::depends_on(&bound),
             owner: self.user.clone(),
-            ephemeral: self.shared.config.incarnation.max(1),
+            ephemeral: incarnation.max(1),
             ..Relation::default()
         };
         let relation = view::with_graph(relation, &graph, &bound, &names)?;

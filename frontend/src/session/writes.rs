@@ -213,9 +213,11 @@ impl Session {
         let Some(read) = self.read_set(&written)? else {
             return Err(crate::dml::too_many_conflicts());
         };
-        let (id, entered) = (self.shared.next_statement(), self.step.entered());
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let (id, entered) = (self.shared.next_statement().await?, self.step.entered());
         let result = match changes.len() {
-            0 => return Ok(()),
             1 if read.is_empty() => {
                 let Some((table, delta, kind)) = changes.pop() else { return Ok(()) };
                 self.cluster().apply_dml(table, id, delta, kind, entered).await?

@@ -108,3 +108,31 @@ async fn an_answer_of_the_log_counts_for_a_while() {
     }
     assert_eq!(log.store.requests(), asked);
 }
+
+/// Nobody has given it an incarnation that the log could fence: it reads what is committed, as it is now.
+#[tokio::test(start_paused = true)]
+async fn who_has_not_registered_reads_at_the_head_of_the_log() {
+    let mut log = Log { store: TestStore::new(), state: MetaState::default() };
+    let other = log.register(1).await;
+    let env = EnvHandle::new(TestEnv::new(1));
+    let follower = LogFollower::open(Arc::clone(&log.store) as _, env.clone()).await.unwrap();
+    let follower = Arc::new(follower);
+    // Later than a lease that nobody has given could end.
+    tokio::time::sleep(PROCESS_LEASE).await;
+    let lease = ReadLease::unregistered(Arc::clone(&follower), env.clone());
+    assert!(!lease.is_registered());
+    log.fence(other).await;
+    lease.check(PATIENCE).await.unwrap();
+    assert_eq!(follower.number(), log.state.number, "it has looked");
+
+    let began = env.since_boot();
+    let own = log.register(2).await;
+    lease.register(own, began);
+    assert!(lease.is_registered());
+    let asked = log.store.requests();
+    lease.check(PATIENCE).await.unwrap();
+    assert_eq!(log.store.requests(), asked, "the leader has just answered");
+    log.fence(own).await;
+    tokio::time::sleep(PROCESS_LEASE).await;
+    assert_eq!(lease.check(PATIENCE).await, Err(LeaseError::Fenced { incarnation: own }));
+}
