@@ -1,12 +1,16 @@
 //! `millrace frontend`: sessions of clients. It reads what is committed from log and bucket, sends definitions to the
 //! leader and rows to the process that their table runs on.
+//!
+//! Where nobody leads when it starts it takes sessions all the same, and registers when somebody does: reads with
+//! `read_freshness = 'any'` need log and bucket alone, and what needs the leader waits for it, as it does when a leader
+//! is lost later.
 
 use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use millrace_common::collections::{self, HashMap};
 use millrace_common::threads::lower_priority;
 use millrace_common::{RelationId, SqlError, SqlState};
@@ -14,12 +18,13 @@ use millrace_frontend::auth::OwnSecret;
 use millrace_frontend::other_sessions::tell_sessions;
 use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 use millrace_frontend::server::Shared;
-use millrace_frontend::{Frontend, FrontendConfig, FrontendError};
+use millrace_frontend::{Frontend, FrontendConfig, FrontendError, Incarnation};
 use millrace_meta::LogFollower;
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
-use millrace_rpc::remote::{RemoteDml, RemoteMeta};
+use millrace_rpc::remote::{CallLimits, Identity, Peer, RemoteDml, RemoteMeta};
+use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, VersionFollower};
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
@@ -29,7 +34,7 @@ use tracing::warn;
 
 use super::beat::{Beat, Told};
 use super::console::{Console, Trust};
-use super::link::Link;
+use super::link::{Joining, Link};
 use super::lookups::Lookups;
 use super::metrics::Metrics;
 use super::options::{Auth, RoleConfig};
@@ -43,7 +48,11 @@ use crate::standalone::{
 };
 use crate::usage::UsageSource;
 
-/// Before the record stream is asked for again.
+/// How long the start waits for the registration. Then sessions are taken without.
+const REGISTRATION: Duration = Duration::from_secs(2);
+/// A store that is only read from needs no name for what it writes.
+const WRITES_NOTHING: u64 = 0;
+/// Before the record stream, or the log, is asked for again.
 const PAUSE: Duration = Duration::from_millis(500);
 /// Jobs that nobody has read for so long are closed.
 const IDLE: Duration = Duration::from_secs(60);
@@ -60,8 +69,10 @@ pub struct FrontendProcess {
     serving: JoinHandle<Result<(), FrontendError>>,
     shutdown: CancellationToken,
     store: Arc<StateStore>,
-    beat: Beat,
+    beat: Arc<Mutex<Option<Beat>>>,
     _following: [AbortOnDropHandle<()>; 3],
+    /// Registers the process, where nobody led when it started.
+    registering: Option<AbortOnDropHandle<()>>,
     /// Serves the HTTP port until it is dropped.
     _console: Option<DropGuard>,
     _lock: File,
@@ -84,35 +95,46 @@ impl FrontendProcess {
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let log = Arc::new(log.await.map_err(SqlError::from)?);
         tracing::info!(record = log.number(), "the log is read");
-        let advertised = &ground.advertised;
-        let role = ProcessRole::Frontend;
-        let env = &overrides.env;
-        let link = Link::register(&config.metas, role, advertised, &log, env).await?;
+        let joining = Joining::new(
+            &config.metas,
+            ProcessRole::Frontend,
+            &ground.advertised,
+            &log,
+            &overrides.env,
+        )?;
+        let (identity, meta) = (Arc::clone(&joining.identity), Arc::clone(&joining.meta));
+        let lease = Arc::clone(&joining.lease);
+        let mut registering = joining.register().boxed();
+        let registered = tokio::time::timeout(REGISTRATION, &mut registering).await;
+        let link = registered.ok().transpose()?;
         let object_store = Arc::clone(&ground.object_store);
-        let options = store_options(process, &overrides, object_store, link.incarnation);
+        let options = store_options(process, &overrides, object_store, WRITES_NOTHING);
         let given_up = Arc::clone(&options.given_up);
         let store = StateStore::open(options).await?;
         let versions = Arc::new(VersionFollower::new(&store));
-        let records = spawned(follow(Arc::clone(&log), Arc::clone(&link.meta)));
+        let records = spawned(follow(Arc::clone(&log), Arc::clone(&meta)));
         let closing = spawned(close_idle(Arc::clone(&versions)));
-        // The leader has made it by now.
-        log.catch_up().await.map_err(SqlError::from)?;
-        let secret = log.read(|state| state.settings.get(AUTHENTICATION_SECRET).cloned());
         let cluster = RemoteCluster::new(RemoteOptions {
             log: Arc::clone(&log),
             versions: Arc::clone(&versions),
-            meta: Arc::clone(&link.meta) as Arc<dyn MetaControl>,
-            routes: Arc::new(Routes::new(Arc::clone(&log), link.clone())),
+            meta: Arc::clone(&meta) as Arc<dyn MetaControl>,
+            routes: Arc::new(Routes::new(Arc::clone(&log), identity)),
             env: overrides.env.clone(),
             settings: Default::default(),
-            lease: Some(Arc::clone(&link.lease)),
+            lease: Some(lease),
         });
         let apart = overrides.threads == Threads::Apart;
+        let own_secret = OwnSecret::default();
+        let incarnation = match &link {
+            Some(link) => Incarnation::from(link.incarnation),
+            None => Incarnation::awaited(),
+        };
+        learn_secret(&log, &own_secret);
         let settings = FrontendConfig {
-            incarnation: link.incarnation,
+            incarnation: incarnation.clone(),
             tls,
             trust_everybody: config.auth == Auth::Trust,
-            own_secret: secret.map(OwnSecret::new).unwrap_or_default(),
+            own_secret: own_secret.clone(),
             start_query_thread: if apart { lower_priority } else { || {} },
             ..frontend_config(process, shares)
         };
@@ -120,20 +142,40 @@ impl FrontendProcess {
         let shutdown = CancellationToken::new();
         let (stop, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
-        let telling = spawned(tell_own_sessions(Arc::clone(&shared), Arc::clone(&link.meta)));
+        let telling = spawned(tell_own_sessions(Arc::clone(&shared), meta));
         let following = [records, closing, telling];
-        let serving =
-            tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
         let ending = Ending::default();
         let usage = UsageSource {
             store: Some(Arc::clone(&store)),
             requests: ground.requests.clone(),
             ..UsageSource::default()
         };
-        let lookups = Lookups { versions: Some(Arc::clone(&versions)), ..Lookups::default() };
-        let told = told(&log, &versions);
-        let beat = Beat::start(&link, given_up, told, lookups, usage, ending.clone());
-        let metrics = Metrics::new("frontend", link.incarnation).with(
+        let beat = Arc::<Mutex<Option<Beat>>>::default();
+        let registration = Registration {
+            log: Arc::clone(&log),
+            versions,
+            given_up,
+            usage,
+            ending: ending.clone(),
+            own_secret,
+            incarnation: incarnation.clone(),
+            beat: Arc::clone(&beat),
+        };
+        let registering = match link {
+            Some(link) => {
+                let incarnation = registration.begin(&link);
+                log.catch_up().await.map_err(SqlError::from)?;
+                registration.end(incarnation);
+                None
+            }
+            None => {
+                warn!("not registered yet: sessions read what is committed, all else waits");
+                Some(spawned(registration.run(registering)))
+            }
+        };
+        let serving =
+            tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
+        let metrics = metrics_of(&incarnation).with(
             "millrace_log_record",
             "gauge",
             "The last record of the log that is known here.",
@@ -161,12 +203,13 @@ impl FrontendProcess {
             beat,
             http,
             _following: following,
+            registering,
             _console: console,
             _lock: ground.lock,
         })
     }
 
-    /// Completes when the process has been fenced.
+    /// Completes when the process has been fenced, or has met a leader of another protocol version.
     pub async fn ended(&self) -> String {
         self.ending.ended().await
     }
@@ -176,11 +219,77 @@ impl FrontendProcess {
         if let Ok(Err(error)) = (&mut self.serving).await {
             warn!(%error, "the frontend ended with an error");
         }
-        self.beat.leave().await;
+        // It registers no more.
+        drop(self.registering.take());
+        let beat = self.beat.lock().take();
+        if let Some(beat) = beat {
+            beat.leave().await;
+        }
         if let Err(error) = self.store.close().await {
             warn!(%error, "the cache was not closed cleanly");
         }
     }
+}
+
+/// What a frontend does when it has registered.
+struct Registration {
+    log: Arc<LogFollower>,
+    versions: Arc<VersionFollower>,
+    given_up: Arc<GivenUp>,
+    usage: UsageSource,
+    ending: Ending,
+    own_secret: OwnSecret,
+    incarnation: Incarnation,
+    beat: Arc<Mutex<Option<Beat>>>,
+}
+
+impl Registration {
+    /// Waits until it has.
+    async fn run(self, registering: impl Future<Output = Result<Link, StartError>>) {
+        let link = match registering.await {
+            Ok(link) => link,
+            Err(error) => return self.ending.end(error.to_string()),
+        };
+        let incarnation = self.begin(&link);
+        while let Err(error) = self.log.catch_up().await {
+            warn!(%error, "the log cannot be read, trying again");
+            tokio::time::sleep(PAUSE).await;
+        }
+        self.end(incarnation);
+    }
+
+    /// The leader hears of the process from now on. The incarnation that it has given.
+    fn begin(&self, link: &Link) -> u64 {
+        let versions = Arc::clone(&self.versions);
+        let lookups = Lookups { versions: Some(versions), ..Lookups::default() };
+        let told = told(&self.log, &self.versions);
+        let (given_up, usage) = (Arc::clone(&self.given_up), self.usage.clone());
+        let beat = Beat::start(link, given_up, told, lookups, usage, self.ending.clone());
+        *self.beat.lock() = Some(beat);
+        link.incarnation
+    }
+
+    /// The log has been read since: the leader has made the secret by now. What waits for the registration goes on.
+    fn end(self, incarnation: u64) {
+        learn_secret(&self.log, &self.own_secret);
+        self.incarnation.give(incarnation);
+    }
+}
+
+/// It is in the log once somebody has led.
+fn learn_secret(log: &LogFollower, own: &OwnSecret) {
+    if let Some(secret) = log.read(|state| state.settings.get(AUTHENTICATION_SECRET).cloned()) {
+        own.learn(secret);
+    }
+}
+
+/// Of a frontend that is well when it has registered.
+fn metrics_of(incarnation: &Incarnation) -> Metrics {
+    let (own, registered) = (incarnation.clone(), incarnation.clone());
+    Metrics::of("frontend", move || own.get()).with_health(move || {
+        let why = "not registered yet: no meta process leads, or it cannot be reached";
+        (!registered.is_given()).then(|| why.to_owned())
+    })
 }
 
 fn spawned(work: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
@@ -266,14 +375,14 @@ fn told(log: &Arc<LogFollower>, versions: &Arc<VersionFollower>) -> Told {
 /// Tables run where the log has placed them.
 struct Routes {
     log: Arc<LogFollower>,
-    link: Link,
+    identity: Arc<Identity>,
     /// By incarnation.
     known: Mutex<HashMap<u64, Arc<RemoteDml>>>,
 }
 
 impl Routes {
-    fn new(log: Arc<LogFollower>, link: Link) -> Routes {
-        Routes { log, link, known: Mutex::default() }
+    fn new(log: Arc<LogFollower>, identity: Arc<Identity>) -> Routes {
+        Routes { log, identity, known: Mutex::default() }
     }
 }
 
@@ -293,7 +402,8 @@ impl TableRoutes for Routes {
         if let Some(dml) = known.get(&incarnation) {
             return Ok(TableProcess { incarnation, dml: Arc::clone(dml) as Arc<dyn DmlService> });
         }
-        let dml = Arc::new(RemoteDml::new(self.link.peer(&address, incarnation)?));
+        let peer = Peer::new(&address, Arc::clone(&self.identity), CallLimits::default())?;
+        let dml = Arc::new(RemoteDml::new(peer.of_incarnation(incarnation)));
         // Others are gone for good.
         known.retain(|id, _| self.log.read(|state| state.processes.is_live(*id)));
         known.insert(incarnation, Arc::clone(&dml));

@@ -12,7 +12,7 @@ use millrace_rpc::remote::{Admission, CallLimits, Identity, Peer, RemoteMeta};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
-use super::leader::LeaderSearch;
+use super::leader::{Found, LeaderSearch};
 use super::store::{shown, tell_store};
 use super::{Contact, refused};
 use crate::standalone::StartError;
@@ -26,10 +26,9 @@ const LEADER_PATIENCE: Duration = Duration::from_secs(15);
 /// Attempts between two lines of the log that say that it does not answer.
 const TOLD_EVERY: u32 = 3;
 
-/// How a process is connected to the leader, and to others that the log names.
+/// How a process is connected to the leader.
 #[derive(Clone)]
 pub struct Link {
-    pub identity: Arc<Identity>,
     pub admission: Arc<Admission>,
     pub meta: Arc<RemoteMeta>,
     pub incarnation: u64,
@@ -51,6 +50,32 @@ impl Link {
         log: &Arc<LogFollower>,
         env: &EnvHandle,
     ) -> Result<Link, StartError> {
+        Joining::new(metas, role, advertised, log, env)?.register().await
+    }
+}
+
+/// A process that has not registered yet. What it has of its link may be used already: calls of the leader wait for one.
+pub struct Joining {
+    pub identity: Arc<Identity>,
+    pub meta: Arc<RemoteMeta>,
+    pub lease: Arc<ReadLease>,
+    admission: Arc<Admission>,
+    metas: Vec<String>,
+    search: LeaderSearch,
+    process: RegisterProcess,
+    log: Arc<LogFollower>,
+    env: EnvHandle,
+}
+
+impl Joining {
+    /// `log`: as far as the process knows it. An error if the first of `metas` is no address.
+    pub fn new(
+        metas: &[String],
+        role: ProcessRole,
+        advertised: &Contact,
+        log: &Arc<LogFollower>,
+        env: &EnvHandle,
+    ) -> Result<Joining, StartError> {
         let identity = Arc::new(Identity::follower().with_tls(advertised.tls.clone()));
         let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
         let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
@@ -58,35 +83,28 @@ impl Link {
         let peer = Peer::new(first, Arc::clone(&identity), limits).map_err(refused)?;
         tell_store(log, &identity, &admission);
         let search = LeaderSearch::new(metas, log, &identity, &admission, &peer);
-        let mut process = RegisterProcess {
+        let process = RegisterProcess {
             nonce: env.random().max(1),
             roles: vec![role as i32],
             address: advertised.address.clone(),
         };
-        let remote = RemoteMeta::new(peer.clone());
+        let meta = Arc::new(RemoteMeta::new(peer));
+        let lease = Arc::new(ReadLease::unregistered(Arc::clone(log), env.clone()));
+        let (metas, log, env) = (metas.to_vec(), Arc::clone(log), env.clone());
+        Ok(Joining { identity, meta, lease, admission, metas, search, process, log, env })
+    }
+
+    /// As [`Link::register`].
+    pub async fn register(mut self) -> Result<Link, StartError> {
         let mut attempts = 0;
         let (leader, incarnation, began) = loop {
-            let began = env.since_boot();
-            let registered = async {
-                let Some(leader) = search.look().await? else {
-                    let (leader, term) = (admission.leader(), admission.term());
-                    return Err(CallError::NotLeader { leader, term });
-                };
-                let registered = remote.register_process(process.clone());
-                match tokio::time::timeout(REGISTER, registered).await {
-                    Ok(registered) => Ok((leader, registered?)),
-                    Err(_) => {
-                        let cause = format!("not registered within {} ms", REGISTER.as_millis());
-                        Err(CallError::Unreachable { peer: leader.address, cause })
-                    }
-                }
-            };
-            match registered.await {
+            let began = self.env.since_boot();
+            match self.try_register().await {
                 Ok((leader, incarnation)) => break (leader, incarnation, began),
                 Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
-                Err(error @ CallError::OtherStore { .. }) => match log.catch_up().await {
+                Err(error @ CallError::OtherStore { .. }) => match self.log.catch_up().await {
                     // The log has begun since it was read, or was given its id.
-                    Ok(_) if tell_store(log, &identity, &admission) => {}
+                    Ok(_) if tell_store(&self.log, &self.identity, &self.admission) => {}
                     Ok(_) => return Err(refused(error)),
                     Err(error) => {
                         warn!(%error, "the log cannot be read, trying again");
@@ -95,31 +113,42 @@ impl Link {
                 },
                 Err(error) => {
                     if attempts % TOLD_EVERY == 0 {
+                        let metas = &self.metas;
                         warn!(%error, ?metas, "a leader cannot be reached, trying again");
                     }
                     attempts += 1;
                     if matches!(error, CallError::Sql(_)) {
                         // An answer that came too late may have been followed by a fence, which holds for this number.
-                        process.nonce = env.random().max(1);
+                        self.process.nonce = self.env.random().max(1);
                     }
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         };
+        let Joining { identity, meta, lease, admission, search, env, .. } = self;
         admission.hear_leader();
         identity.set_incarnation(incarnation);
         admission.set_incarnation(incarnation);
+        lease.register(incarnation, began);
         let store_id = shown(identity.store());
         info!(incarnation, leader = leader.address, store_id, "registered");
         let search = Arc::new(AbortOnDropHandle::new(tokio::spawn(search.run(leader))));
-        let (meta, env) = (Arc::new(remote), env.clone());
-        let lease = Arc::new(ReadLease::new(Arc::clone(log), env.clone(), incarnation, began));
-        Ok(Link { identity, admission, meta, incarnation, env, lease, search })
+        Ok(Link { admission, meta, incarnation, env, lease, search })
     }
 
-    /// The process at an address, of this incarnation only.
-    pub fn peer(&self, address: &str, incarnation: u64) -> Result<Peer, CallError> {
-        let peer = Peer::new(address, Arc::clone(&self.identity), CallLimits::default())?;
-        Ok(peer.of_incarnation(incarnation))
+    /// Once: who leads, and the incarnation that it has given.
+    async fn try_register(&self) -> Result<(Found, u64), CallError> {
+        let Some(leader) = self.search.look().await? else {
+            let (leader, term) = (self.admission.leader(), self.admission.term());
+            return Err(CallError::NotLeader { leader, term });
+        };
+        let registered = self.meta.register_process(self.process.clone());
+        match tokio::time::timeout(REGISTER, registered).await {
+            Ok(registered) => Ok((leader, registered?)),
+            Err(_) => {
+                let cause = format!("not registered within {} ms", REGISTER.as_millis());
+                Err(CallError::Unreachable { peer: leader.address, cause })
+            }
+        }
     }
 }

@@ -24,6 +24,7 @@ mod suites;
 mod takeover;
 mod tls;
 mod transfers;
+mod unregistered;
 mod workloads;
 mod writers;
 
