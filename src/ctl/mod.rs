@@ -6,8 +6,10 @@ mod collection;
 mod connection;
 mod listing;
 mod names;
+mod patience;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -54,6 +56,16 @@ pub struct CtlOptions {
     /// Certificates (PEM) of the CA that the meta processes are checked by
     #[arg(long, env = "MILLRACE_RPC_TLS_CA", value_name = "FILE", global = true)]
     rpc_tls_ca: Option<PathBuf>,
+
+    /// How long the command may take, as 30s or 10min; 0: as long as it takes [default: 1min; of restore: 0]
+    #[arg(
+        long,
+        env = "MILLRACE_CTL_TIMEOUT",
+        value_name = "DURATION",
+        value_parser = patience::limit,
+        global = true
+    )]
+    timeout: Option<Duration>,
 
     /// Prints JSON: an array of objects, or one object
     #[arg(long, global = true)]
@@ -130,13 +142,22 @@ impl From<String> for Told {
 
 /// Runs one command; what it prints. An error is a sentence.
 pub async fn run(options: CtlOptions) -> Result<Told, String> {
+    let limit = patience::of(&options.command, options.timeout);
+    let asked = AtomicBool::new(false);
+    let late = |limit| patience::late(&options.command, limit, asked.load(Ordering::Relaxed));
+    patience::within(limit, perform(&options, &asked), late).await
+}
+
+/// `asked`: set when the leader has been found, and is asked for what the command changes or shows.
+async fn perform(options: &CtlOptions, asked: &AtomicBool) -> Result<Told, String> {
     let command = match &options.command {
         CtlCommand::Restore(restore) => {
             return backup::restore(restore, options.json).await.map(Told::from);
         }
         CtlCommand::Leader(command) => command,
     };
-    let connection = Connection::open(&options).await?;
+    let connection = Connection::open(options).await?;
+    asked.store(true, Ordering::Relaxed);
     let leader = &connection.leader;
     let listing = match command {
         LeaderCommand::Store => store(&ask(leader.overview().await)?),
