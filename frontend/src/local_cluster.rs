@@ -86,7 +86,7 @@ impl Cluster for Direct {
         table_count: u32,
         or_replace: bool,
     ) -> Result<RelationId, SqlError> {
-        let options = CreateOptions { table_count, or_replace, if_not_exists: false };
+        let options = CreateOptions { table_count, or_replace, ..CreateOptions::default() };
         self.meta.create_relation(relation, options).await
     }
 

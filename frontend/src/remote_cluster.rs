@@ -7,6 +7,7 @@
 //! and is not known here is looked for at the log's head before it counts as unknown, so definitions wait for no
 //! frontend.
 
+mod definitions;
 mod leader;
 mod reads;
 mod statements;
@@ -27,9 +28,13 @@ use millrace_meta::state::{JobRecord, MetaState};
 use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{
-    CompactionReport, JobReports, MetaControl, ProcessReport, ProcessUsage, SourceReport,
+    CompactionReport, CreateRelationRequest, Definition, JobReports, MetaControl, ProcessReport,
+    ProcessUsage, SourceReport,
 };
-use millrace_rpc::log::{AlterRelation, ProcessRole, UserChange};
+use millrace_rpc::log::{
+    AlterRelation, CreateSchema, DropRelations, DropSchema, ProcessRole, Rebuild, SetSetting,
+    SetUser, UserChange,
+};
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
 use parking_lot::Mutex;
@@ -222,14 +227,15 @@ impl Cluster for RemoteCluster {
         table_count: u32,
         or_replace: bool,
     ) -> Result<RelationId, SqlError> {
-        let created = self.meta.create_relation(relation, table_count, or_replace).await;
-        let (id, record) = created.map_err(leader::unknown_change)?;
-        self.see(record).await;
-        Ok(id)
+        let relation = Some(relation);
+        let create = CreateRelationRequest { relation, table_count, or_replace };
+        let created = self.define(Definition::CreateRelation(create)).await?;
+        created.ok_or_else(|| SqlError::internal("a creation without an id"))
     }
 
     async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<(), SqlError> {
-        self.changed(self.meta.drop_relations(ids).await).await
+        let ids = ids.into_iter().map(|id| id.0).collect();
+        self.define(Definition::DropRelations(DropRelations { ids })).await.map(drop)
     }
 
     fn kept_since(&self, relation: RelationId) -> Epoch {
@@ -237,11 +243,11 @@ impl Cluster for RemoteCluster {
     }
 
     async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
-        self.changed(self.meta.alter_relation(change).await).await
+        self.define(Definition::AlterRelation(change)).await.map(drop)
     }
 
     async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
-        self.changed(self.meta.rebuild(id).await).await
+        self.define(Definition::Rebuild(Rebuild { job: id.0 })).await.map(drop)
     }
 
     async fn wait_rebuilt(
@@ -273,11 +279,13 @@ impl Cluster for RemoteCluster {
     }
 
     async fn create_schema(&self, name: &str) -> Result<(), SqlError> {
-        self.changed(self.meta.create_schema(name).await).await
+        let name = name.to_owned();
+        self.define(Definition::CreateSchema(CreateSchema { name })).await.map(drop)
     }
 
     async fn drop_schema(&self, name: &str) -> Result<(), SqlError> {
-        self.changed(self.meta.drop_schema(name, false).await).await
+        let (name, cascade) = (name.to_owned(), false);
+        self.define(Definition::DropSchema(DropSchema { name, cascade })).await.map(drop)
     }
 
     async fn wait_created(
@@ -310,7 +318,8 @@ impl Cluster for RemoteCluster {
     }
 
     async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
-        self.changed(self.meta.set_setting(name, value).await).await
+        let (name, value) = (name.to_owned(), value.map(str::to_owned));
+        self.define(Definition::SetSetting(SetSetting { name, value })).await.map(drop)
     }
 
     fn processes(&self) -> Vec<ProcessRow> {
@@ -353,7 +362,8 @@ impl Cluster for RemoteCluster {
         change: UserChange,
         verifier: Option<String>,
     ) -> Result<(), SqlError> {
-        self.changed(self.meta.set_user(name, change, verifier).await).await
+        let (name, change) = (name.to_owned(), change as i32);
+        self.define(Definition::SetUser(SetUser { name, change, verifier })).await.map(drop)
     }
 
     fn jobs(&self) -> Vec<JobRow> {

@@ -8,13 +8,12 @@ use async_trait::async_trait;
 use futures::StreamExt;
 use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, MetaControl, ProcessReport,
-    ReadEpoch, RecordStream, SessionId as ProtoSessionId, SessionsAnswer, SessionsTold,
-    SessionsWanted, TakeLockAnswer, TakeLockRequest,
+    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReport, JobReports,
+    ListedLock, MetaControl, ProcessReport, ReadEpoch, RecordStream, SessionId as ProtoSessionId,
+    SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
 };
-use millrace_rpc::log::{AlterRelation, ProcessRole, RegisterProcess, UserChange};
+use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::services::MetaService;
 use millrace_rpc::stream::{AppliedRecord, StreamMessage};
 use millrace_rpc::version::VersionEdit;
@@ -24,10 +23,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::advisory::{self, Listed, Request, Scope, SessionId};
 use crate::cluster::{Cluster, has_role};
-use crate::meta::{CreateOptions, Meta};
+use crate::meta::Meta;
 use crate::processes::ProcessStatus;
 use crate::read::{prove_lead, shutting_down};
-use crate::state::has_job;
 
 /// Records of one message to a follower, at most.
 const MESSAGE_RECORDS: usize = 64;
@@ -161,59 +159,8 @@ impl MetaControl for Meta {
         Ok(())
     }
 
-    async fn create_relation(
-        &self,
-        relation: Relation,
-        table_count: u32,
-        or_replace: bool,
-    ) -> Result<(RelationId, u64), CallError> {
-        if let Some(cluster) = self.cluster.get().filter(|_| has_job(&relation)) {
-            // Not begun, nothing is left half made of it where none comes.
-            cluster.await_compute().await?;
-        }
-        let options = CreateOptions { table_count, or_replace, if_not_exists: false };
-        let id = self.create_relation(relation, options).await?;
-        Ok((id, self.record()))
-    }
-
-    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
-        self.drop_relations(&ids).await?;
-        Ok(self.record())
-    }
-
-    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError> {
-        self.alter_relation(change).await?;
-        Ok(self.record())
-    }
-
-    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
-        self.rebuild(id).await?;
-        Ok(self.record())
-    }
-
-    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
-        self.create_schema(name, false).await?;
-        Ok(self.record())
-    }
-
-    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
-        self.drop_schema(name, cascade).await?;
-        Ok(self.record())
-    }
-
-    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
-        self.set_setting(name, value).await?;
-        Ok(self.record())
-    }
-
-    async fn set_user(
-        &self,
-        name: &str,
-        change: UserChange,
-        verifier: Option<String>,
-    ) -> Result<u64, CallError> {
-        self.set_user(name, change, verifier).await?;
-        Ok(self.record())
+    async fn define(&self, request: DefineRequest) -> Result<DefineAnswer, CallError> {
+        self.define_once(request).await
     }
 
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {

@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use millrace_common::{Epoch, RelationId};
 use millrace_rpc::log::{
-    DeleteObjects, Entry, LogRecord, SetSetting, SetUser, SourceAdvance, SourceFile, SourceSplit,
-    SplitMarkAt, SplitOffset, UserChange,
+    DeleteObjects, Entry, LogEntry, LogRecord, SetSetting, SetUser, SourceAdvance, SourceFile,
+    SourceSplit, SplitMarkAt, SplitOffset, UserChange,
 };
 use millrace_rpc::store_id::StoreId;
 
@@ -63,14 +63,7 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
     // One that a build without ids has left out of a snapshot is given anew: the last one counts.
     state.store_id = StoreId::from_bytes(&record.store_id).or(state.store_id);
     let mut created = Vec::new();
-    let verdicts = record
-        .entries
-        .iter()
-        .map(|e| match &e.entry {
-            Some(entry) => apply_entry(state, entry, &mut created),
-            None => Err(VoidReason::Malformed),
-        })
-        .collect();
+    let verdicts = record.entries.iter().map(|entry| take_in(state, entry, &mut created)).collect();
     // Last, so that what the record's commits made exact counts.
     for id in created {
         job::fix_snapshot_epoch(state, id);
@@ -81,6 +74,16 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
         debug_assert!(false, "after record {}: {broken}", record.number);
     }
     verdicts
+}
+
+/// An entry; what became of a definition is kept under the id by which it was asked for.
+fn take_in(state: &mut MetaState, entry: &LogEntry, created: &mut Vec<RelationId>) -> Verdict {
+    let LogEntry { statement, entry } = entry;
+    let applied = apply_entry(state, entry.as_ref().ok_or(VoidReason::Malformed)?, created)?;
+    if let Some(id) = statement {
+        state.definitions.insert(*id, &applied);
+    }
+    Ok(applied)
 }
 
 fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationId>) -> Verdict {

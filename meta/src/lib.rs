@@ -30,6 +30,7 @@ mod compaction_queue;
 mod compactors;
 mod computes;
 mod control;
+pub mod definitions;
 pub mod dependencies;
 mod detach;
 mod doubted;

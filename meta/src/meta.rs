@@ -9,7 +9,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{CompactionReport, ProcessUsage};
 use millrace_rpc::log::{
     AlterRelation, CreateRelation, CreateSchema, DropRelations, DropSchema, EditVersion, Entry,
-    FenceProcess, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
+    FenceProcess, LogEntry, Rebuild, RegisterProcess, SetSetting, SetUser, SplitMarkAt, UserChange,
 };
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService, SourceParts};
 use millrace_rpc::store_id::StoreId;
@@ -49,6 +49,8 @@ pub struct CreateOptions {
     pub table_count: u32,
     pub or_replace: bool,
     pub if_not_exists: bool,
+    /// By which the creation is asked for, once or again.
+    pub statement: Option<StatementId>,
 }
 
 /// How long a CREATE TABLE waits for the table's tasks; the table exists whatever comes of it.
@@ -385,7 +387,7 @@ impl Meta {
         let is_table = relation.kind() == RelationKind::Table;
         let (or_replace, process) = (options.or_replace, self.runs_on(&relation));
         let entry = CreateRelation { relation, or_replace, process };
-        let verdict = self.append(Entry::CreateRelation(entry)).await?;
+        let verdict = self.append(options.statement, Entry::CreateRelation(entry)).await?;
         let id = match verdict {
             Ok(applied) => {
                 applied.relation.ok_or_else(|| SqlError::internal("a creation without an id"))?
@@ -425,7 +427,7 @@ impl Meta {
 
     pub async fn create_schema(&self, name: &str, if_not_exists: bool) -> Result<(), SqlError> {
         let entry = Entry::CreateSchema(CreateSchema { name: name.to_owned() });
-        match self.append(entry).await? {
+        match self.append(None, entry).await? {
             Err(VoidReason::DuplicateSchema(_)) if if_not_exists => Ok(()),
             Err(void) => Err(void.into()),
             Ok(_) => Ok(()),
@@ -439,9 +441,7 @@ impl Meta {
 
     /// A cluster-wide setting; `None` resets it.
     pub async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<(), SqlError> {
-        let setting = settings::find(name)?;
-        let value = value.map(|v| setting.check(v)).transpose()?;
-        self.apply(Entry::SetSetting(SetSetting { name: setting.name.to_owned(), value })).await
+        self.apply(setting_entry(name, value)?).await
     }
 
     /// What nobody outside knows and every start finds again. It is made at the first; where it cannot be kept, it
@@ -470,13 +470,26 @@ impl Meta {
     }
 
     pub(crate) async fn apply(&self, entry: Entry) -> Result<(), SqlError> {
-        self.append(entry).await?.map(drop).map_err(SqlError::from)
+        self.apply_by(None, entry).await
+    }
+
+    /// The same for a definition that is asked for by this id, once or again.
+    pub(crate) async fn apply_by(
+        &self,
+        statement: Option<StatementId>,
+        entry: Entry,
+    ) -> Result<(), SqlError> {
+        self.append(statement, entry).await?.map(drop).map_err(SqlError::from)
     }
 
     /// A statement does not wait for ever for a store that does not answer; what became of it is then
     /// not known, and the error says so.
-    async fn append(&self, entry: Entry) -> Result<Verdict, SqlError> {
-        let append = self.shared.log()?.append(entry);
+    async fn append(
+        &self,
+        statement: Option<StatementId>,
+        entry: Entry,
+    ) -> Result<Verdict, SqlError> {
+        let append = self.shared.log()?.append_once(LogEntry { statement, entry: Some(entry) });
         match tokio::time::timeout(DDL_LIMIT, append).await {
             Ok(verdict) => Ok(verdict?),
             Err(_) => Err(SqlError::new(
@@ -531,8 +544,16 @@ impl Meta {
     /// Replaces options of a relation, pauses and resumes a source or sink, or changes how many tasks a job has. Durable
     /// when it returns.
     pub async fn alter_relation(&self, change: AlterRelation) -> Result<(), SqlError> {
+        self.alter_by(None, change).await
+    }
+
+    pub(crate) async fn alter_by(
+        &self,
+        statement: Option<StatementId>,
+        change: AlterRelation,
+    ) -> Result<(), SqlError> {
         let id = RelationId(change.id);
-        self.apply(Entry::AlterRelation(change)).await?;
+        self.apply_by(statement, Entry::AlterRelation(change)).await?;
         // Jobs that failed at what was altered need not wait.
         let readers = self.shared.state.read().readers(id);
         for job in readers.into_iter().chain([id]).filter_map(|j| self.shared.job(j)) {
@@ -545,8 +566,16 @@ impl Meta {
     /// content meanwhile and then changes by the difference; a sink begins with another snapshot. Durable when it
     /// returns.
     pub async fn rebuild(&self, id: RelationId) -> Result<(), SqlError> {
+        self.rebuild_by(None, id).await
+    }
+
+    pub(crate) async fn rebuild_by(
+        &self,
+        statement: Option<StatementId>,
+        id: RelationId,
+    ) -> Result<(), SqlError> {
         crash::point("rebuild-before-log");
-        self.apply(Entry::Rebuild(Rebuild { job: id.0 })).await?;
+        self.apply_by(statement, Entry::Rebuild(Rebuild { job: id.0 })).await?;
         crash::point("rebuild-after-log");
         Ok(())
     }
@@ -638,6 +667,13 @@ impl Meta {
             Err(error) => error,
         }
     }
+}
+
+/// Sets a cluster-wide setting, if there is one of that name that may have that value.
+pub(crate) fn setting_entry(name: &str, value: Option<&str>) -> Result<Entry, SqlError> {
+    let setting = settings::find(name)?;
+    let value = value.map(|v| setting.check(v)).transpose()?;
+    Ok(Entry::SetSetting(SetSetting { name: setting.name.to_owned(), value }))
 }
 
 /// Whether a process did not take the lead because the log had gone on.

@@ -215,7 +215,7 @@ mod tests {
     impl World {
         fn apply(&mut self, entry: Entry) -> Option<RelationId> {
             let number = self.0.number + 1;
-            let entries = vec![LogEntry { entry: Some(entry) }];
+            let entries = vec![LogEntry::from(entry)];
             let epoch = Epoch(self.0.epoch.0 + 1).0;
             let record = LogRecord { number, epoch, entries, ..LogRecord::default() };
             let verdicts = apply(&mut self.0, &record, 0);

@@ -19,6 +19,7 @@ use millrace_rpc::version::{ColumnWatermark, JobVersion, StatementId};
 
 use crate::backup::named::Backups;
 use crate::catalog::without_views;
+use crate::definitions::Definitions;
 use crate::dependencies::Dependencies;
 use crate::jobs::Jobs;
 use crate::objects::Objects;
@@ -160,6 +161,7 @@ pub struct MetaState {
     pub processes: Processes,
     pub backups: Backups,
     pub statements: Statements,
+    pub definitions: Definitions,
     /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
     pub catalog_version: u64,
     /// Jobs with commits that their worker has perhaps not published yet, and the records and epochs of these, oldest
@@ -194,6 +196,7 @@ impl Default for MetaState {
             processes: Processes::default(),
             backups: Backups::default(),
             statements: Statements::default(),
+            definitions: Definitions::default(),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -286,6 +289,7 @@ impl MetaState {
                 order: self.statements.order.clone(),
                 by_id: HashMap::default(),
             },
+            definitions: self.definitions.clone(),
             catalog_version: self.catalog_version,
             unpublished: BTreeMap::new(),
             moved: BTreeSet::new(),
@@ -326,6 +330,7 @@ impl MetaState {
             fenced_nonces: self.processes.fenced_nonces().collect(),
             backups: self.backups.to_snapshot(),
             store_id: store_id::bytes_of(self.store_id),
+            definitions: self.definitions.to_snapshot(),
         }
     }
 
@@ -372,6 +377,7 @@ impl MetaState {
             ),
             backups: Backups::from_snapshot(snapshot.backups),
             statements,
+            definitions: Definitions::from_snapshot(&snapshot.definitions),
             catalog_version: 0,
             unpublished: BTreeMap::new(),
             moved: BTreeSet::new(),

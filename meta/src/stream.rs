@@ -459,7 +459,7 @@ mod tests {
         let entry = |job: &u32| {
             let statements = vec![Default::default(); bytes];
             let commit = JobCommit { job: *job, statements, ..JobCommit::default() };
-            LogEntry { entry: Some(Entry::Commit(commit)) }
+            LogEntry::from(Entry::Commit(commit))
         };
         let entries: Vec<LogEntry> = jobs.iter().map(entry).collect();
         let outcome = Applied { epoch: Epoch(number), record: number, relation: None };

@@ -7,15 +7,15 @@ use futures::stream::BoxStream;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
 
 use crate::call_error::CallError;
-use crate::catalog::Relation;
-use crate::log::{AlterRelation, RegisterProcess, UserChange};
+use crate::log::RegisterProcess;
+pub use crate::proto::define_request::Change as Definition;
 pub use crate::proto::{
     AdvisoryLock, AvailableOffset, CacheUsage, CompactionReport, CompactionState,
-    GiveBackLocksRequest, Heartbeat, JobReport, JobReports, ListedLock, ListedSession,
-    LookaheadPlace, LookaheadReport, OperatorReport, ProcessReport, ProcessUsage, Quantiles,
-    RequestUsage, SessionId, SessionsAnswer, SessionsTold, SessionsWanted, SideReport,
-    SourceReport, SpotReport, TableLookups, TableReport, TableRetention, TakeLockAnswer,
-    TakeLockRequest,
+    CreateRelationRequest, DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReport,
+    JobReports, ListedLock, ListedSession, LookaheadPlace, LookaheadReport, OperatorReport,
+    ProcessReport, ProcessUsage, Quantiles, RequestUsage, SessionId, SessionsAnswer, SessionsTold,
+    SessionsWanted, SideReport, SourceReport, SpotReport, TableLookups, TableReport,
+    TableRetention, TakeLockAnswer, TakeLockRequest,
 };
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
@@ -60,27 +60,10 @@ pub trait MetaControl: Send + Sync {
         error: SqlError,
     ) -> Result<(), CallError>;
 
-    async fn create_relation(
-        &self,
-        relation: Relation,
-        table_count: u32,
-        or_replace: bool,
-    ) -> Result<(RelationId, u64), CallError>;
-    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError>;
-    /// Replaces options of a relation, or pauses and resumes what feeds it.
-    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError>;
-    /// Has a view, index or sink computed anew.
-    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError>;
-    async fn create_schema(&self, name: &str) -> Result<u64, CallError>;
-    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError>;
-    /// `None`: back to the default.
-    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError>;
-    async fn set_user(
-        &self,
-        name: &str,
-        change: UserChange,
-        verifier: Option<String>,
-    ) -> Result<u64, CallError>;
+    /// Makes a definition: creates, changes or drops relations, schemas or users, or sets a setting. By the same id again
+    /// it is answered alike, by whoever leads then, and not made a second time. What failed has had no effect and is
+    /// tried again. An error 08007: it is so long ago that nobody knows.
+    async fn define(&self, request: DefineRequest) -> Result<DefineAnswer, CallError>;
 
     /// Returns when the relation is readable, or has failed. Dropping the future cancels it.
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError>;

@@ -17,7 +17,7 @@ use super::RemoteCluster;
 use crate::session::canceled;
 
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// How long a statement waits for a record that is durable.
 const RECORD_WAIT: Duration = Duration::from_secs(10);
 
@@ -138,13 +138,6 @@ impl RemoteCluster {
         }
     }
 
-    /// The outcome of a change that was asked for; it can be seen here when this returns.
-    pub(super) async fn changed(&self, answer: Result<u64, CallError>) -> Result<(), SqlError> {
-        let record = answer.map_err(unknown_change)?;
-        self.see(record).await;
-        Ok(())
-    }
-
     /// Waits for a record that is durable. The change that it holds has been made, whether it comes or not.
     pub(super) async fn see(&self, record: u64) {
         let deadline = self.env.now() + RECORD_WAIT;
@@ -155,7 +148,7 @@ impl RemoteCluster {
 }
 
 /// Whether nobody leads there: the leader is to be asked again, or another one.
-fn is_gone(error: &CallError) -> bool {
+pub(super) fn is_gone(error: &CallError) -> bool {
     matches!(
         error,
         CallError::Unreachable { .. }
@@ -171,18 +164,6 @@ fn no_leader(error: &CallError, limit: Duration) -> SqlError {
     SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
         .with_detail(error.to_string())
         .with_hint("SET read_freshness = 'any' reads what is committed without asking it.")
-}
-
-/// A change may have been made if there was no answer.
-pub(super) fn unknown_change(error: CallError) -> SqlError {
-    match error {
-        CallError::Unreachable { .. } => {
-            let message = format!("the leader did not answer: {error}");
-            SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, message)
-                .with_detail("The statement may or may not have taken effect.")
-        }
-        error => error.into(),
-    }
 }
 
 /// The outcome of something that a cancel request ends.

@@ -13,6 +13,7 @@ use millrace_common::EnvHandle;
 use millrace_common::crash;
 use millrace_common::task::spawn;
 use millrace_rpc::log::{Entry, LogEntry, LogRecord, encode_frame};
+use millrace_rpc::version::StatementId;
 use parking_lot::RwLock;
 use prost::Message;
 use prost::bytes::Bytes;
@@ -59,7 +60,7 @@ pub struct WriterOptions {
 }
 
 struct Waiting {
-    entry: Entry,
+    entry: LogEntry,
     answer: oneshot::Sender<Result<Verdict, MetaError>>,
 }
 
@@ -118,6 +119,12 @@ impl LogWriter {
     /// Durable and folded when it returns; the verdict is the fold's. After a refusal ([`MetaError::is_refusal`]) nothing
     /// has happened and the writer goes on; every other error is the end of this writer.
     pub async fn append(&self, entry: Entry) -> Result<Verdict, MetaError> {
+        self.append_once(LogEntry::from(entry)).await
+    }
+
+    /// The same for an entry that may have been appended before, by its statement's id: if that has taken effect, nothing
+    /// is appended, and this is the verdict.
+    pub async fn append_once(&self, entry: LogEntry) -> Result<Verdict, MetaError> {
         let (answer, verdict) = oneshot::channel();
         if self.queue.send(Waiting { entry, answer }).await.is_err() {
             return Err(self.why_closed());
@@ -231,16 +238,19 @@ impl Writer {
         queue: &mut mpsc::Receiver<Waiting>,
         deposed: &watch::Sender<Option<MetaError>>,
     ) -> bool {
-        let (entries, answers) = gather(first, queue);
+        let (entries, answers) = gather(first, queue, |id| self.state.read().defined(id));
+        if entries.is_empty() {
+            return false;
+        }
         let appended = match self.options.clock.check() {
             Ok(()) => self.append(entries).await,
             Err(skewed) => Err(skewed),
         };
         match appended {
             Ok(verdicts) => {
-                for (answer, verdict) in answers.into_iter().zip(verdicts) {
+                for (at, answer) in answers {
                     // The sender may have been dropped: a cancelled statement.
-                    let _ = answer.send(Ok(verdict));
+                    let _ = answer.send(Ok(verdicts[at].clone()));
                 }
                 false
             }
@@ -250,7 +260,7 @@ impl Writer {
                     true => error!(error = %reason, "nothing was written"),
                     false => close(&reason, deposed),
                 }
-                for answer in answers {
+                for (_, answer) in answers {
                     let _ = answer.send(Err(reason.clone()));
                 }
                 !goes_on
@@ -284,7 +294,7 @@ impl Writer {
                 entries(&state, self.term).ok_or(MetaError::Overtaken)?
             };
             let store_id = first_record::store_id(&self.state.read(), &self.options.env);
-            let entries = entries.into_iter().map(wrap).collect();
+            let entries = entries.into_iter().map(LogEntry::from).collect();
             let record = LogRecord { store_id, ..self.next_record(entries) };
             let bytes = encode_frame(&record, crc);
             crash::point("meta-before-lead");
@@ -475,24 +485,34 @@ fn close(reason: &MetaError, deposed: &watch::Sender<Option<MetaError>>) {
     deposed.send_replace(Some(reason.clone()));
 }
 
-type Answers = Vec<oneshot::Sender<Result<Verdict, MetaError>>>;
+/// Who waits for each entry of a record, by its position there.
+type Answers = Vec<(usize, oneshot::Sender<Result<Verdict, MetaError>>)>;
 
-/// Everything that waits, up to the size of a record.
-fn gather(first: Waiting, queue: &mut mpsc::Receiver<Waiting>) -> (Vec<LogEntry>, Answers) {
-    let mut entries = Vec::new();
+/// Everything that waits, up to the size of a record. Definitions that have taken effect (`defined`) are answered and left
+/// out, and of those with the same id one is taken: no id comes into the log twice.
+fn gather(
+    first: Waiting,
+    queue: &mut mpsc::Receiver<Waiting>,
+    defined: impl Fn(StatementId) -> Option<Applied>,
+) -> (Vec<LogEntry>, Answers) {
+    let mut entries: Vec<LogEntry> = Vec::new();
     let mut answers = Vec::new();
     let mut bytes = 0;
     let mut next = Some(first);
     while let Some(Waiting { entry, answer }) = next {
-        let entry = wrap(entry);
-        bytes += entry.encoded_len();
-        entries.push(entry);
-        answers.push(answer);
+        let id = entry.statement;
+        let same = id.and_then(|id| entries.iter().position(|e| e.statement == Some(id)));
+        match (id.and_then(&defined), same) {
+            // The sender may have been dropped: a cancelled statement.
+            (Some(applied), _) => drop(answer.send(Ok(Ok(applied)))),
+            (None, Some(at)) => answers.push((at, answer)),
+            (None, None) => {
+                bytes += entry.encoded_len();
+                answers.push((entries.len(), answer));
+                entries.push(entry);
+            }
+        }
         next = if bytes < RECORD_BYTES { queue.try_recv().ok() } else { None };
     }
     (entries, answers)
-}
-
-fn wrap(entry: Entry) -> LogEntry {
-    LogEntry { entry: Some(entry) }
 }

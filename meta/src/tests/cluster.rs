@@ -6,10 +6,14 @@ use std::time::Duration;
 use millrace_common::{EnvHandle, Generation, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::control::{Heartbeat, MetaControl, SessionId, TakeLockAnswer, TakeLockRequest};
+use millrace_rpc::control::{
+    CreateRelationRequest, DefineRequest, Definition, Heartbeat, MetaControl, SessionId,
+    TakeLockAnswer, TakeLockRequest,
+};
 use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
+use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -110,11 +114,21 @@ async fn jobs_wait_for_a_compute_process_and_go_to_who_takes_its_place() {
     cluster.read(&[t, v]).await;
 }
 
+/// A frontend has a relation created. The log grows by each, so no two have the same id.
+async fn create(meta: &Meta, relation: Relation) -> Result<RelationId, CallError> {
+    let id = StatementId { frontend: 1, number: meta.record() };
+    let create =
+        CreateRelationRequest { relation: Some(relation), table_count: 1, or_replace: false };
+    let change = Some(Definition::CreateRelation(create));
+    let created = meta.define(DefineRequest { id: Some(id), since: 0, change }).await?;
+    Ok(RelationId(created.relation.expect("it was created")))
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_statement_waits_for_a_compute_process_only_so_long() {
     let (cluster, _) = leader(&TestStore::new()).await;
     let meta = &cluster.meta;
-    let create = |name| MetaControl::create_relation(&**meta, table(name), 1, false);
+    let create = |name| create(meta, table(name));
     let began = tokio::time::Instant::now();
     let Err(CallError::Sql(error)) = create("t").await else { panic!("it runs nowhere") };
     let took = |since: tokio::time::Instant| since.elapsed().as_secs();
@@ -123,14 +137,14 @@ async fn a_statement_waits_for_a_compute_process_only_so_long() {
     assert_eq!(meta.catalog().relations().count(), 0, "nothing is left of it");
     // What needs none is created.
     let plain = relation("plain", RelationKind::View, &[]);
-    MetaControl::create_relation(&**meta, plain, 0, false).await.unwrap();
+    self::create(meta, plain).await.unwrap();
 
     let compute = async {
         tokio::time::sleep(COMPUTE_WAIT / 2).await;
         registered(meta, process(7, ProcessRole::Compute, "a:1")).await
     };
     let (created, first) = tokio::join!(create("t"), compute);
-    let (t, _) = created.unwrap();
+    let t = created.unwrap();
     cluster.insert(t).await;
 
     // One that is lost while a view is created ends the wait as well; one that takes its place in time does not.

@@ -288,7 +288,7 @@ pub fn record(state: &MetaState, entries: Vec<Entry>) -> LogRecord {
         leader: 7,
         prev_crc: state.crc,
         epoch: state.epoch.next(1_000_000 + state.number * 37).0,
-        entries: entries.into_iter().map(|e| LogEntry { entry: Some(e) }).collect(),
+        entries: entries.into_iter().map(LogEntry::from).collect(),
         ..LogRecord::default()
     }
 }

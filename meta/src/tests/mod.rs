@@ -7,6 +7,7 @@ pub mod clock;
 mod cluster;
 mod commit_numbers;
 mod compaction;
+mod definitions;
 mod detach;
 mod drivers;
 mod fake;

@@ -29,13 +29,14 @@ pub use self::process::{
     DrainProcess, FenceProcess, GiveUp, PlaceJobs, ProcessRole, ProcessSnapshot, RegisterProcess,
 };
 pub use self::snapshot::{
-    CommittedStatement, CounterRange, JobSnapshot, Snapshot, TimelineSnapshot, WatermarksAt,
+    CommittedDefinition, CommittedStatement, CounterRange, JobSnapshot, Snapshot, TimelineSnapshot,
+    WatermarksAt,
 };
 pub use self::source::{
     SourceAdvance, SourceFile, SourcePosition, SourceSnapshot, SourceSplit, SplitMark, SplitMarkAt,
     SplitOffset,
 };
-use crate::version::JobCommit;
+use crate::version::{JobCommit, StatementId};
 
 /// One atomic step of the whole cluster's metadata.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -63,11 +64,21 @@ pub struct LogRecord {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LogEntry {
+    /// Of a definition that was asked for by this id: it is not taken in a second time. `None`: of anything else. A build
+    /// that does not know it folds the rest alike, and by its protocol version nobody asks it for one by an id.
+    #[prost(message, optional, tag = "100")]
+    pub statement: Option<StatementId>,
     #[prost(
         oneof = "Entry",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 30, 40, 50, 60, 70, 71, 72, 73, 74, 80, 81"
     )]
     pub entry: Option<Entry>,
+}
+
+impl From<Entry> for LogEntry {
+    fn from(entry: Entry) -> LogEntry {
+        LogEntry { statement: None, entry: Some(entry) }
+    }
 }
 
 /// What a record can say. Each is validated on its own; an invalid one is void and changes nothing.

@@ -61,6 +61,9 @@ pub struct Snapshot {
     /// The store's id. Empty: no record has given it one.
     #[prost(bytes = "bytes", tag = "60")]
     pub store_id: prost::bytes::Bytes,
+    /// The newest definitions, oldest first.
+    #[prost(message, repeated, tag = "90")]
+    pub definitions: Vec<CommittedDefinition>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -132,4 +135,16 @@ pub struct CommittedStatement {
     pub id: StatementId,
     #[prost(uint64, tag = "2")]
     pub epoch: u64,
+}
+
+/// A definition in a snapshot: what it was answered with.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct CommittedDefinition {
+    #[prost(message, required, tag = "1")]
+    pub id: StatementId,
+    #[prost(uint64, tag = "2")]
+    pub epoch: u64,
+    /// What was created or replaced.
+    #[prost(uint32, optional, tag = "3")]
+    pub relation: Option<u32>,
 }

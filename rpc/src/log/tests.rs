@@ -22,7 +22,7 @@ fn golden_log_record() {
         leader: 3,
         prev_crc: 4,
         epoch: 300,
-        entries: vec![LogEntry { entry: Some(Entry::SetSetting(set)) }],
+        entries: vec![LogEntry::from(Entry::SetSetting(set))],
         ..LogRecord::default()
     };
     let body = concat!(
@@ -68,8 +68,34 @@ fn golden_entries_of_detached_and_rebuilt_jobs() {
         Entry::Detach(Detach { job: 7, generation: 3, reason: "r".into() }),
         Entry::Rebuild(Rebuild { job: 7 }),
     ];
-    let bytes = entries.map(|entry| hex(&LogEntry { entry: Some(entry) }.encode_to_vec()));
+    let bytes = entries.map(|entry| hex(&LogEntry::from(entry).encode_to_vec()));
     assert_eq!(bytes, ["6a0708071003".to_owned() + "1a0172", "72020807".to_owned()]);
+}
+
+/// As above. One without an id has the bytes that it had before there were ids.
+#[test]
+fn golden_entry_and_snapshot_of_a_definition_with_an_id() {
+    use crate::version::StatementId;
+    use prost::Message;
+    let id = StatementId { frontend: 2, number: 300 };
+    let create = Entry::CreateSchema(CreateSchema { name: "s".into() });
+    let entry = LogEntry { statement: Some(id), entry: Some(create.clone()) };
+    let schema = "1a03".to_owned() + "0a0173";
+    assert_eq!(hex(&LogEntry::from(create).encode_to_vec()), schema);
+    let bytes = entry.encode_to_vec();
+    assert_eq!(hex(&bytes), schema + "a20605" + "0802" + "10ac02");
+    assert_eq!(LogEntry::decode(&bytes[..]).unwrap(), entry);
+
+    let definition = CommittedDefinition { id, epoch: 5, relation: Some(7) };
+    let snapshot = Snapshot { definitions: vec![definition], ..Snapshot::default() };
+    let body = concat!(
+        "d2050b", "0a05", "0802", "10ac02", // its id,
+        "1005",   // at 5,
+        "1807",   // which created relation 7
+    );
+    let bytes = snapshot.encode_to_vec();
+    assert_eq!(hex(&bytes[bytes.len() - body.len() / 2..]), body);
+    assert_eq!(Snapshot::decode(&bytes[..]).unwrap(), snapshot);
 }
 
 /// As above.
@@ -88,7 +114,7 @@ fn golden_entry_of_moved_parts() {
         "2005",   // 5 bytes long,
         "2806",   // and begins at 6 now
     );
-    let bytes = LogEntry { entry: Some(moved.clone()) }.encode_to_vec();
+    let bytes = LogEntry::from(moved.clone()).encode_to_vec();
     assert_eq!(hex(&bytes), body);
     let read = LogEntry::decode(&bytes[..]).unwrap();
     assert_eq!(read.entry, Some(moved));
@@ -114,7 +140,7 @@ fn golden_entries_of_processes() {
         "d20404".to_owned() + "0807" + "1001",
     ];
     for (entry, expected) in entries.into_iter().zip(expected) {
-        let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
+        let bytes = LogEntry::from(entry.clone()).encode_to_vec();
         assert_eq!(hex(&bytes), expected);
         assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
     }
@@ -160,7 +186,7 @@ fn golden_entries_and_snapshot_of_backups() {
         Entry::ReleaseBackup(ReleaseBackup { name: "b".into() }),
     ];
     for (entry, expected) in entries.into_iter().zip(["8205030a0162", "8a05030a0162"]) {
-        let bytes = LogEntry { entry: Some(entry.clone()) }.encode_to_vec();
+        let bytes = LogEntry::from(entry.clone()).encode_to_vec();
         assert_eq!(hex(&bytes), expected);
         assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
     }

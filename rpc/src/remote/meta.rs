@@ -13,15 +13,15 @@ use super::admission::Admission;
 use super::convert::required;
 use super::peer::{Peer, Transport};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
-use crate::catalog::Relation;
 use crate::control::{
-    GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
-    SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
+    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReports, ListedLock,
+    MetaControl, ReadEpoch, RecordStream, SessionsAnswer, SessionsTold, SessionsWanted,
+    TakeLockAnswer, TakeLockRequest,
 };
-use crate::log::{self, RegisterProcess, UserChange};
+use crate::log::RegisterProcess;
 use crate::proto::meta_client::MetaClient;
 use crate::proto::meta_server::{Meta, MetaServer};
-use crate::proto::{self, Empty, JobRequest, Logged};
+use crate::proto::{self, Empty, JobRequest};
 use crate::rows::MAX_MESSAGE_BYTES;
 use crate::stream::StreamMessage;
 use crate::version::VersionEdit;
@@ -75,10 +75,6 @@ impl Served {
 
 fn empty(done: Result<(), CallError>) -> Result<Response<Empty>, Status> {
     done.map(|()| Response::new(Empty {})).map_err(CallError::into_status)
-}
-
-fn logged(done: Result<u64, CallError>) -> Result<Response<Logged>, Status> {
-    done.map(|record| Response::new(Logged { record })).map_err(CallError::into_status)
 }
 
 #[async_trait]
@@ -156,72 +152,13 @@ impl Meta for Served {
         empty(self.leader()?.report_failure(job, generation, error_from_proto(error)).await)
     }
 
-    async fn create_relation(
+    async fn define(
         &self,
-        request: Request<proto::CreateRelationRequest>,
-    ) -> Result<Response<proto::CreateRelationAnswer>, Status> {
+        request: Request<DefineRequest>,
+    ) -> Result<Response<DefineAnswer>, Status> {
         self.admission.admit(&request)?;
-        let proto::CreateRelationRequest { relation, table_count, or_replace } =
-            request.into_inner();
-        let relation = required(relation, "relation").map_err(CallError::into_status)?;
-        let created = self.leader()?.create_relation(relation, table_count, or_replace).await;
-        let (RelationId(id), record) = created.map_err(CallError::into_status)?;
-        Ok(Response::new(proto::CreateRelationAnswer { id, record }))
-    }
-
-    async fn drop_relations(
-        &self,
-        request: Request<log::DropRelations>,
-    ) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        let ids = request.into_inner().ids.into_iter().map(RelationId).collect();
-        logged(self.leader()?.drop_relations(ids).await)
-    }
-
-    async fn alter_relation(
-        &self,
-        request: Request<log::AlterRelation>,
-    ) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        logged(self.leader()?.alter_relation(request.into_inner()).await)
-    }
-
-    async fn rebuild(&self, request: Request<JobRequest>) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        logged(self.leader()?.rebuild(RelationId(request.get_ref().job)).await)
-    }
-
-    async fn create_schema(
-        &self,
-        request: Request<log::CreateSchema>,
-    ) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        logged(self.leader()?.create_schema(&request.get_ref().name).await)
-    }
-
-    async fn drop_schema(
-        &self,
-        request: Request<log::DropSchema>,
-    ) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        let log::DropSchema { name, cascade } = request.into_inner();
-        logged(self.leader()?.drop_schema(&name, cascade).await)
-    }
-
-    async fn set_setting(
-        &self,
-        request: Request<log::SetSetting>,
-    ) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        let log::SetSetting { name, value } = request.into_inner();
-        logged(self.leader()?.set_setting(&name, value.as_deref()).await)
-    }
-
-    async fn set_user(&self, request: Request<log::SetUser>) -> Result<Response<Logged>, Status> {
-        self.admission.admit(&request)?;
-        let user = request.into_inner();
-        let change = user.change();
-        logged(self.leader()?.set_user(&user.name, change, user.verifier).await)
+        let defined = self.leader()?.define(request.into_inner()).await;
+        defined.map(Response::new).map_err(CallError::into_status)
     }
 
     async fn wait_created(&self, request: Request<JobRequest>) -> Result<Response<Empty>, Status> {
@@ -385,62 +322,9 @@ impl MetaControl for RemoteMeta {
         self.peer.ask(request, send).await.map(drop)
     }
 
-    async fn create_relation(
-        &self,
-        relation: Relation,
-        table_count: u32,
-        or_replace: bool,
-    ) -> Result<(RelationId, u64), CallError> {
-        let relation = Some(relation);
-        let request = proto::CreateRelationRequest { relation, table_count, or_replace };
-        let send = |t, r| async move { client(t).create_relation(r).await };
-        let created = self.peer.wait(request, send).await?;
-        Ok((RelationId(created.id), created.record))
-    }
-
-    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
-        let request = log::DropRelations { ids: ids.into_iter().map(|id| id.0).collect() };
-        let send = |t, r| async move { client(t).drop_relations(r).await };
-        Ok(self.peer.wait(request, send).await?.record)
-    }
-
-    async fn alter_relation(&self, change: log::AlterRelation) -> Result<u64, CallError> {
-        let send = |t, r| async move { client(t).alter_relation(r).await };
-        Ok(self.peer.wait(change, send).await?.record)
-    }
-
-    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
-        let send = |t, r| async move { client(t).rebuild(r).await };
-        Ok(self.peer.wait(JobRequest { job: id.0 }, send).await?.record)
-    }
-
-    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
-        let request = log::CreateSchema { name: name.to_owned() };
-        let send = |t, r| async move { client(t).create_schema(r).await };
-        Ok(self.peer.wait(request, send).await?.record)
-    }
-
-    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
-        let request = log::DropSchema { name: name.to_owned(), cascade };
-        let send = |t, r| async move { client(t).drop_schema(r).await };
-        Ok(self.peer.wait(request, send).await?.record)
-    }
-
-    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
-        let (name, value) = (name.to_owned(), value.map(str::to_owned));
-        let send = |t, r| async move { client(t).set_setting(r).await };
-        Ok(self.peer.wait(log::SetSetting { name, value }, send).await?.record)
-    }
-
-    async fn set_user(
-        &self,
-        name: &str,
-        change: UserChange,
-        verifier: Option<String>,
-    ) -> Result<u64, CallError> {
-        let (name, change) = (name.to_owned(), change as i32);
-        let send = |t, r| async move { client(t).set_user(r).await };
-        Ok(self.peer.wait(log::SetUser { name, change, verifier }, send).await?.record)
+    async fn define(&self, request: DefineRequest) -> Result<DefineAnswer, CallError> {
+        let send = |t, r| async move { client(t).define(r).await };
+        self.peer.wait(request, send).await
     }
 
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {

@@ -8,16 +8,16 @@ use futures::stream::{self, StreamExt};
 use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    GiveBackLocksRequest, Heartbeat, JobReports, ListedLock, MetaControl, ReadEpoch, RecordStream,
-    SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
+    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReports, ListedLock,
+    MetaControl, ReadEpoch, RecordStream, SessionsAnswer, SessionsTold, SessionsWanted,
+    TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, DmlService, EntryFlag, HeldLocks, LoadKind, LoadService, ReadSet,
     TableChange,
 };
-use millrace_rpc::log::{AlterRelation, MoveParts, RegisterProcess, UserChange};
+use millrace_rpc::log::{MoveParts, RegisterProcess};
 use millrace_rpc::loopback::Encoded;
 use millrace_rpc::operator::{
     BackupList, BackupOverview, ClusterOverview, CollectionReport, JobVersions, OperatorService,
@@ -275,54 +275,9 @@ impl MetaControl for Fake {
         Ok(77)
     }
 
-    async fn create_relation(
-        &self,
-        relation: Relation,
-        table_count: u32,
-        or_replace: bool,
-    ) -> Result<(RelationId, u64), CallError> {
-        self.note((relation, table_count, or_replace));
-        Ok((RelationId(16384), 12))
-    }
-
-    async fn drop_relations(&self, ids: Vec<RelationId>) -> Result<u64, CallError> {
-        self.note(ids);
-        Ok(13)
-    }
-
-    async fn alter_relation(&self, change: AlterRelation) -> Result<u64, CallError> {
-        self.note(change);
-        Ok(14)
-    }
-
-    async fn rebuild(&self, id: RelationId) -> Result<u64, CallError> {
-        self.note(("rebuild", id));
-        Ok(15)
-    }
-
-    async fn create_schema(&self, name: &str) -> Result<u64, CallError> {
-        self.note(name);
-        Ok(16)
-    }
-
-    async fn drop_schema(&self, name: &str, cascade: bool) -> Result<u64, CallError> {
-        self.note((name, cascade));
-        Ok(17)
-    }
-
-    async fn set_setting(&self, name: &str, value: Option<&str>) -> Result<u64, CallError> {
-        self.note((name, value));
-        Ok(18)
-    }
-
-    async fn set_user(
-        &self,
-        name: &str,
-        change: UserChange,
-        verifier: Option<String>,
-    ) -> Result<u64, CallError> {
-        self.note((name, change, verifier));
-        Ok(19)
+    async fn define(&self, request: DefineRequest) -> Result<DefineAnswer, CallError> {
+        self.note(request);
+        Ok(DefineAnswer { relation: Some(16384), record: 12 })
     }
 
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError> {

@@ -1,7 +1,7 @@
 //! Bytes of messages between processes: a failure means that processes of two builds would not understand each other,
 //! so the protocol version has to rise. The bytes are written by hand from the protobuf encoding.
 
-use millrace_rpc::log::{SourceSplit, SplitOffset};
+use millrace_rpc::log::{SetSetting, SourceSplit, SplitOffset};
 use millrace_rpc::proto;
 use millrace_rpc::version::StatementId;
 use prost::Message;
@@ -48,6 +48,16 @@ fn golden_requests_of_each_service() {
 
     let read = proto::ReadEpochRequest { relations: vec![7, 300], timeout_ms: 10, fresh: true };
     assert_eq!(hex(&read), "0a0307ac02".to_owned() + "100a" + "1801");
+
+    let set = SetSetting { name: "n".into(), value: Some("v".into()) };
+    let define = proto::DefineRequest {
+        id: Some(StatementId { frontend: 2, number: 300 }),
+        since: 5,
+        change: Some(proto::define_request::Change::SetSetting(set)),
+    };
+    assert_eq!(hex(&define), "0a05".to_owned() + "080210ac02" + "1005" + "4a06" + "0a016e120176");
+    let defined = proto::DefineAnswer { relation: Some(7), record: 300 };
+    assert_eq!(hex(&defined), "0807".to_owned() + "10ac02");
 
     let kind = Some(proto::dml_kind::Kind::Upsert(proto::Empty {}));
     let statement = proto::DmlStatement {

@@ -55,7 +55,7 @@ fn structs_written_by_hand_are_the_messages_of_the_text() {
             EditVersion RaiseGenerations SourceAdvance SplitMark SplitMarkAt SourceSplit SourceFile
             AlterRelation SplitOffset SetSetting DeleteObjects StartBackfill Detach Rebuild Tick
             MoveParts MovedPart Published Snapshot JobSnapshot WatermarksAt SourceSnapshot
-            SourcePosition TimelineSnapshot CounterRange CommittedStatement;
+            SourcePosition TimelineSnapshot CounterRange CommittedStatement CommittedDefinition;
     };
     let durable = |name: &str| {
         ["catalog", "version", "log"].iter().any(|p| name.starts_with(&format!("millrace.{p}.")))

@@ -138,7 +138,7 @@ impl FakeMeta {
         let mut log = self.log.lock();
         let mut add = |entry| {
             let number = log.len() as u64 + 1;
-            let entries = vec![LogEntry { entry: Some(entry) }];
+            let entries = vec![LogEntry::from(entry)];
             let record = Arc::new(LogRecord { number, entries, ..LogRecord::default() });
             log.push(AppliedRecord { record, outcomes: [outcome.clone()].into() });
         };

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_common::task::spawn;
-use millrace_common::{Epoch, RelationId};
+use millrace_common::{Epoch, RelationId, SqlState};
 use millrace_rpc::call_error::CallError;
-use millrace_rpc::control::MetaControl;
-use millrace_rpc::log::ProcessRole;
+use millrace_rpc::catalog::Relation;
+use millrace_rpc::control::{
+    CreateRelationRequest, DefineAnswer, DefineRequest, Definition, MetaControl,
+};
+use millrace_rpc::log::{DropRelations, ProcessRole};
 use millrace_rpc::version::StatementId;
 use object_store::ObjectStore;
 
@@ -63,10 +66,19 @@ pub struct Known {
 
 pub fn known(state: &MetaState) -> Vec<Known> {
     let relation = |(id, r): (&RelationId, &Arc<_>)| {
-        let r: &millrace_rpc::catalog::Relation = r;
+        let r: &Relation = r;
         Known { id: *id, name: r.name.clone(), inputs: state.inputs(*id).to_vec() }
     };
     state.relations.iter().map(relation).collect()
+}
+
+fn create(relation: Relation) -> Definition {
+    let relation = Some(relation);
+    Definition::CreateRelation(CreateRelationRequest {
+        relation,
+        table_count: 1,
+        or_replace: false,
+    })
 }
 
 pub struct Session {
@@ -110,10 +122,7 @@ impl Session {
         for name in TABLES {
             while self.member.follower.read(|state| state.relation_named("public", name).is_none())
             {
-                let created = self.member.ask_leader(Delivery::Once, move |meta| async move {
-                    MetaControl::create_relation(&*meta, table(name), 1, false).await
-                });
-                if created.await.is_err() {
+                if self.define(create(table(name))).await.is_err() {
                     tokio::time::sleep(Duration::from_millis(500)).await;
                 }
                 let _ = self.member.follower.catch_up().await;
@@ -131,13 +140,36 @@ impl Session {
             inputs.push(world.numbers.of(&relations.iter().collect::<Vec<_>>()).id);
             inputs.dedup();
         }
-        let created = view(&format!("v{}", world.next_name()), &inputs);
-        let created = self.member.ask_leader(Delivery::Once, move |meta| {
-            let created = created.clone();
-            async move { MetaControl::create_relation(&*meta, created, 1, false).await }
-        });
-        // It is there, or not: the log tells.
-        let _ = created.await;
+        let name = format!("v{}", world.next_name());
+        // It is there, or not: the log tells. Nobody else takes the name.
+        if let Err(CallError::Sql(error)) = self.define(create(view(&name, &inputs))).await
+            && error.state == SqlState::DUPLICATE_TABLE
+        {
+            world.fail(format!("{name} was created twice: {error}"));
+        }
+    }
+
+    /// Has the leader make a definition; again by its id, of whoever leads then, while the outcome is open.
+    async fn define(&self, change: Definition) -> Result<DefineAnswer, CallError> {
+        let (world, env) = (&self.member.world, &self.member.process.env);
+        let id = Some(StatementId { frontend: env.random(), number: env.random() });
+        let since = self.member.follower.head().0;
+        let request = DefineRequest { id, since, change: Some(change) };
+        let until = env.now() + RESOLVED_WITHIN;
+        loop {
+            let request = request.clone();
+            let defined = self.member.ask_leader(Delivery::Repeated, move |meta| {
+                let request = request.clone();
+                async move { MetaControl::define(&*meta, request).await }
+            });
+            match defined.await {
+                Err(error) if error.is_retryable() && env.now() < until && !world.is_quiet() => {
+                    world.count("definitions asked for again");
+                    tokio::time::sleep(world.numbers.between(100, 500)).await;
+                }
+                defined => return defined,
+            }
+        }
     }
 
     async fn drop_view(&self, relations: &[Known]) {
@@ -148,10 +180,9 @@ impl Session {
             return;
         }
         let id = self.member.world.numbers.of(&views);
-        let dropped = self.member.ask_leader(Delivery::Once, move |meta| async move {
-            MetaControl::drop_relations(&*meta, vec![id]).await
-        });
-        let _ = dropped.await;
+        let ids = vec![id.0];
+        // Another session may have dropped it.
+        let _ = self.define(Definition::DropRelations(DropRelations { ids })).await;
     }
 
     /// Appends a new statement to a key's list, again if it is proven that it was not committed. Whether it was, as far
