@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use millrace_common::{Epoch, JobId, RelationId, SqlError, SqlState};
 use millrace_connector::options;
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{Entry, SourceAdvance, SourceFile, SourceSplit, SplitMark, SplitOffset};
 use millrace_rpc::services::ComputeService;
 use millrace_rpc::source_poll::{Known, More, PollSource, Polled};
@@ -418,9 +418,9 @@ impl Coordinator {
         state.readers(self.id).into_iter().filter_map(running).collect()
     }
 
-    /// Lets readers of a source read ahead what the next record is to fix.
+    /// Lets readers of a source, a fed table among them, read ahead what the next record is to fix.
     fn plan(&self, relation: &Relation, offsets: &[SplitOffset]) {
-        if relation.kind() == RelationKind::Source && !offsets.is_empty() {
+        if relation.has_connector() && !offsets.is_empty() {
             self.status.lock().planned = offsets.to_vec();
             self.shared.changes.touch(self.id);
         }

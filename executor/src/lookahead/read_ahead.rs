@@ -1,6 +1,7 @@
 //! Rows of a source that are read before the epoch that hands them out (docs/design.md §8).
 //!
-//! A leaf lends the reader of a split when the split's epoch is read; a [`ReadingAhead`] goes on with it beside the
+//! Who reads the source, the leaf of a job or the feed of a table, is called the leaf here: to a feed, its epochs are
+//! what the log says the splits have. A leaf lends the reader of a split when the split's epoch is read; a [`ReadingAhead`] goes on with it beside the
 //! leaf's task, as far as epochs are fixed or about to be, and announces what it finds. Never beyond what the source
 //! was last said to have: of a source that makes its rows itself none is made before its time. What is read is kept raw,
 //! as the reader gave it. What depends on the epoch is applied by the leaf when it hands rows out: which rows are late,
@@ -12,6 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::{Array, Int64Array};
 use arrow::record_batch::RecordBatch;
 use futures::StreamExt;
 use futures::future::BoxFuture;
@@ -38,6 +40,8 @@ const PROCESS_PART: usize = 16;
 /// Of a batch, and of a bad row beside its texts, with what the allocator adds.
 const BATCH_BYTES: usize = 512;
 const BAD_ROW_BYTES: usize = size_of::<BadRow>() + 256;
+/// Reads of state for rows that a leaf hands out next, at a time.
+const PREFETCHES: usize = 4;
 /// A leaf that takes nothing for so long stands still.
 const STANDS_STILL: Duration = Duration::from_secs(10);
 
@@ -49,6 +53,8 @@ pub(super) fn process_bytes(governor: &MemoryGovernor) -> usize {
 /// What a read of a split has given.
 pub struct RawBatch {
     pub rows: RecordBatch,
+    /// See [`SplitReader::weights`].
+    pub weights: Option<Int64Array>,
     /// The offset behind it.
     pub after: u64,
     /// Where the next row begins, if the reader knows.
@@ -67,8 +73,8 @@ impl RawBatch {
         let bad_rows = reader.take_bad_rows();
         match result {
             Ok(Some((rows, after))) => {
-                let position = reader.position();
-                let batch = RawBatch { rows, after, position, bad_rows, announced: None };
+                let (weights, position) = (reader.weights(), reader.position());
+                let batch = RawBatch { rows, weights, after, position, bad_rows, announced: None };
                 (Ok(Some(batch)), Vec::new())
             }
             Ok(None) => (Ok(None), bad_rows),
@@ -79,21 +85,61 @@ impl RawBatch {
     pub(crate) fn memory_size(&self) -> usize {
         let of = |bad: &BadRow| BAD_ROW_BYTES + bad.place.len() + bad.error.message.len();
         let bad_rows: usize = self.bad_rows.iter().map(of).sum();
-        BATCH_BYTES + self.rows.get_array_memory_size() + bad_rows
+        let weights = self.weights.as_ref().map_or(0, Array::get_array_memory_size);
+        BATCH_BYTES + self.rows.get_array_memory_size() + weights + bad_rows
+    }
+}
+
+/// Who is told of rows before the leaf hands them out.
+pub trait Told: Send + Sync {
+    /// Tells those that look ahead of the leaf of rows that have been read. `None`: there are none.
+    fn announce(&self, batch: &RawBatch) -> Option<Announced>;
+
+    /// Whether state is to be read for the rows that are handed out next.
+    fn wants_prefetches(&self) -> bool {
+        false
+    }
+
+    /// A read of that state, for which nobody waits. `None`: there is nothing to read.
+    fn prefetch(
+        &self,
+        rows: RecordBatch,
+        weights: Option<Int64Array>,
+    ) -> Option<BoxFuture<'static, ()>> {
+        let _ = (rows, weights);
+        None
+    }
+}
+
+/// Those that look at rows of a job's leaf.
+pub struct LeafFollowers {
+    pub relation: RelationId,
+    pub watermark: Option<SourceWatermark>,
+    /// `None`: nobody ever does.
+    pub uncommitted: Option<Arc<Uncommitted>>,
+}
+
+impl Told for LeafFollowers {
+    /// Rows as the leaf hands them out.
+    fn announce(&self, batch: &RawBatch) -> Option<Announced> {
+        let rows = || match &self.watermark {
+            None => vec![batch.rows.clone()],
+            // What fails is reported when the leaf computes it.
+            Some(w) => w.asked(batch.rows.clone(), &Arc::default()).into_iter().collect(),
+        };
+        self.uncommitted.as_ref()?.announce(self.relation, Place::Entry, None, rows)
     }
 }
 
 /// What is read ahead of a leaf's splits, and with what.
 pub struct ReadFrom {
     pub relation: RelationId,
-    pub watermark: Option<SourceWatermark>,
     pub meta: Arc<dyn MetaService>,
     /// Rows asked for at once.
     pub read_rows: usize,
     pub governor: Arc<MemoryGovernor>,
     pub clock: EnvHandle,
-    /// Those that look ahead of the leaf; rows are announced as the leaf hands them out. `None`: nobody ever does.
-    pub followers: Option<Arc<Uncommitted>>,
+    pub told: Box<dyn Told>,
 }
 
 /// A split whose reader is lent.
@@ -114,6 +160,8 @@ struct Lent {
     until: Option<u64>,
     held: VecDeque<RawBatch>,
     bytes: usize,
+    /// State has been asked for, for the first batch that is held.
+    is_prefetched: bool,
 }
 
 struct State {
@@ -224,6 +272,7 @@ impl ReadAhead {
             until,
             held: VecDeque::new(),
             bytes: 0,
+            is_prefetched: false,
         };
         match state.split(split) {
             Some(known) => *known = lent,
@@ -252,6 +301,7 @@ impl ReadAhead {
         let Some(lent) = state.split(split) else { return Some(Taken::Reader(None)) };
         if let Some(batch) = lent.held.pop_front() {
             lent.bytes -= batch.memory_size();
+            lent.is_prefetched = false;
             state.recount();
             drop(state);
             self.0.lent.notify_one();
@@ -305,6 +355,7 @@ impl ReadingAhead {
         let mut changes = self.from.meta.changes(self.from.relation);
         let mut seen = None;
         let mut reads = FuturesUnordered::new();
+        let mut prefetches: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
         let shared = Arc::clone(&self.shared);
         loop {
             let mut lent = std::pin::pin!(shared.lent.notified());
@@ -318,12 +369,15 @@ impl ReadingAhead {
                 return;
             }
             reads.extend(self.next_reads());
+            let under_way = prefetches.len();
+            prefetches.extend(self.next_prefetches(under_way));
             tokio::select! {
                 Some(read) = reads.next() => {
                     self.keep(read);
                     // A reader that makes its rows itself never waits.
                     tokio::task::yield_now().await;
                 }
+                Some(()) = prefetches.next() => {}
                 () = lent => {}
                 () = changed(&mut changes) => {}
                 () = self.until_it_stands_still() => self.give_back(),
@@ -384,6 +438,24 @@ impl ReadingAhead {
         reads
     }
 
+    /// Reads of state for the first batches that are held, as many as may begin beside those under way.
+    fn next_prefetches(&self, under_way: usize) -> Vec<BoxFuture<'static, ()>> {
+        let told = &self.from.told;
+        if !told.wants_prefetches() || self.from.governor.is_tight() {
+            return Vec::new();
+        }
+        let first = |lent: &mut Lent| {
+            let batch = lent.held.front().filter(|_| !lent.is_prefetched)?;
+            let rows = (batch.rows.clone(), batch.weights.clone());
+            lent.is_prefetched = true;
+            Some(rows)
+        };
+        let room = PREFETCHES.saturating_sub(under_way);
+        let next: Vec<_> =
+            self.shared.state.lock().splits.iter_mut().filter_map(first).take(room).collect();
+        next.into_iter().filter_map(|(rows, weights)| told.prefetch(rows, weights)).collect()
+    }
+
     /// How far each of these splits may be read now; meta is asked once.
     fn ends<'a>(&self, splits: impl Iterator<Item = &'a Lent>) -> Vec<Option<u64>> {
         let mut asked = Vec::new();
@@ -430,7 +502,7 @@ impl ReadingAhead {
         if let Some(batch) = &mut read.batch
             && !self.is_wanted(read.split)
         {
-            batch.announced = self.announce(&batch.rows);
+            batch.announced = self.from.told.announce(batch);
         }
         let mut state = self.shared.state.lock();
         let lent = state.split(read.split).filter(|lent| lent.lending == read.lending);
@@ -453,16 +525,6 @@ impl ReadingAhead {
     /// The leaf waits for what is being read: a hint would come with the rows.
     fn is_wanted(&self, split: u32) -> bool {
         self.shared.state.lock().split(split).is_some_and(|lent| lent.is_wanted)
-    }
-
-    /// Tells those that look ahead of rows as the leaf hands them out.
-    fn announce(&self, rows: &RecordBatch) -> Option<Announced> {
-        let rows = || match &self.from.watermark {
-            None => vec![rows.clone()],
-            // What fails is reported when the leaf computes it.
-            Some(w) => w.asked(rows.clone(), &Arc::default()).into_iter().collect(),
-        };
-        self.from.followers.as_ref()?.announce(self.from.relation, Place::Entry, None, rows)
     }
 }
 

@@ -41,7 +41,7 @@ use crate::layout::RowLayout;
 use crate::lookahead::edges::JobGraphs;
 use crate::lookahead::leaf::LeafHints;
 use crate::lookahead::outlook::Outlook;
-use crate::lookahead::read_ahead::{ReadAhead, ReadFrom, read_ahead};
+use crate::lookahead::read_ahead::{LeafFollowers, ReadAhead, ReadFrom, read_ahead};
 use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
 use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
@@ -456,12 +456,15 @@ impl Builder<'_> {
     fn read_ahead(&mut self, of: &SourceInput, leaf: (usize, usize)) -> ReadAhead {
         let (ahead, work) = read_ahead(ReadFrom {
             relation: of.relation,
-            watermark: of.watermark.clone(),
             meta: Arc::clone(&of.meta),
             read_rows: of.read_rows,
             governor: Arc::clone(&self.blueprint.governor),
             clock: self.blueprint.relations.store.env().clone(),
-            followers: self.wiring.followers(leaf),
+            told: Box::new(LeafFollowers {
+                relation: of.relation,
+                watermark: of.watermark.clone(),
+                uncommitted: self.wiring.followers(leaf),
+            }),
         });
         self.beside.push(work.run().boxed());
         ahead

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use millrace_common::access::AccessClass;
 use millrace_common::task::spawn_on;
 use millrace_common::{Epoch, RelationId, SqlError, TableId};
@@ -16,7 +17,7 @@ use millrace_storage::{JobStore, TableDesc};
 
 use super::Shared;
 use super::derived::{Cleaning, Derived};
-use super::feed::Feed;
+use super::feed::{self, Feed, FeedAhead};
 use super::into_table::TableTarget;
 use super::job::{Job, Kind};
 use super::table::Table;
@@ -25,6 +26,7 @@ use crate::dml::sequencer::{Common, EARLY_SEAL_INLINES, Limits};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::layout::RowLayout;
+use crate::lookahead::read_ahead::{ReadFrom, read_ahead};
 use crate::options::JOB_OPTIONS;
 use crate::publish::{Publisher, Target};
 use crate::stats::{JobMetrics, Progress};
@@ -169,7 +171,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     let last = Epoch(start.version.epoch);
     shared.changelogs.open(id, last);
     let sequencer = Arc::new(sequencer);
-    let fed_by = Arc::clone(&sequencer);
+    let fed = Arc::clone(&sequencer);
     let table = Table::new(
         id,
         start.generation,
@@ -180,15 +182,43 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
     );
     let errors = Arc::new(ErrorSink::load(&start.version.counters));
     let kind = Kind::Table(table);
-    let (of_feed, metas) = (Arc::clone(&errors), Arc::clone(&meta));
     let metrics = JobMetrics::plain(vec![1], progress);
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);
     if start.relation.has_connector() {
-        let state = Arc::clone(&job.feed);
-        let feed = Feed::new(&start.relation, &start.version, fed_by, metas, of_feed, state)?;
-        job.spawn_feed(feed, &shared.runtime);
+        start_feed(shared, &start, &job, fed)?;
     }
     Ok(job)
+}
+
+/// Runs a table's connector, and what reads ahead of it.
+fn start_feed(
+    shared: &Shared,
+    start: &StartJob,
+    job: &Arc<Job>,
+    sequencer: Arc<Sequencer>,
+) -> Result<(), ExecError> {
+    let relation = &start.relation;
+    let ahead = match shared.options.read_ahead {
+        true => {
+            let (ahead, work) = read_ahead(ReadFrom {
+                relation: RelationId(relation.id),
+                meta: Arc::clone(&job.meta),
+                read_rows: feed::ROWS,
+                governor: Arc::clone(&shared.governor),
+                clock: shared.store.env().clone(),
+                told: Box::new(FeedAhead::new(relation, Arc::clone(&sequencer))?),
+            });
+            let share = shared.shares.holder();
+            job.spawn_beside(vec![work.run().boxed()], &shared.runtime, &share);
+            Some(ahead)
+        }
+        false => None,
+    };
+    let (meta, errors) = (Arc::clone(&job.meta), Arc::clone(&job.errors));
+    let state = Arc::clone(&job.feed);
+    let feed = Feed::new(relation, &start.version, sequencer, meta, errors, state, ahead)?;
+    job.spawn_feed(feed, &shared.runtime);
+    Ok(())
 }
 
 async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {

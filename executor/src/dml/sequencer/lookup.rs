@@ -146,8 +146,13 @@ impl Sequencer {
 
     /// Tells those that look ahead of rows that have been received. `None`: there are none.
     pub(in crate::dml) fn announce(&self, rows: &RecordBatch) -> Option<Announced> {
+        self.announce_with(|| vec![rows.clone()])
+    }
+
+    /// The same of rows that are made only if there is somebody to be told.
+    pub fn announce_with(&self, rows: impl FnOnce() -> Vec<RecordBatch>) -> Option<Announced> {
         let uncommitted = self.changelogs.uncommitted();
-        uncommitted.announce(self.job, Place::Entry, None, || vec![rows.clone()])
+        uncommitted.announce(self.job, Place::Entry, None, rows)
     }
 
     /// Takes the turn with the rows at a statement's keys as they are in it.
@@ -176,6 +181,9 @@ impl Sequencer {
         let Some(Asked { which, lookup, place }) = self.ask(rows).map_err(failed)? else {
             return Ok(());
         };
+        if lookup.is_pending() {
+            self.lookups_ahead.note_wait();
+        }
         let found = self.until_ended(lookup).await?;
         rows.take_in(which, found, place).map_err(failed)
     }

@@ -11,6 +11,7 @@
 //! A failed check answers only when what it was checked against is committed: nobody is told of a row
 //! that later turns out never to have been.
 
+mod ahead;
 mod batch;
 mod enter;
 mod load;
@@ -40,6 +41,7 @@ use crate::input::watermark::{SplitWatermark, WatermarkExpr};
 use crate::layout::RowLayout;
 use crate::memory::MemoryGovernor;
 use crate::stats::WorkTime;
+use ahead::LookupsAhead;
 use batch::BatchSignals;
 pub use batch::EARLY_SEAL_INLINES;
 pub(super) use lookup::{FREE_LOOKUPS, KeyRows};
@@ -91,6 +93,7 @@ pub struct Sequencer {
     pub(super) state: Mutex<State>,
     /// Locked within `state`, or alone.
     recent: Arc<Mutex<RecentWrites>>,
+    lookups_ahead: LookupsAhead,
     batch: BatchSignals,
     /// Fired by `stop`.
     ended: CancellationToken,
@@ -167,6 +170,7 @@ impl Sequencer {
                 marked: false,
             }),
             recent: Arc::default(),
+            lookups_ahead: LookupsAhead::default(),
             batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(next),

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use self::story::{Story, plain};
 use super::*;
-use crate::lookahead::read_ahead::{ReadFrom as AheadFrom, read_ahead};
+use crate::lookahead::read_ahead::{LeafFollowers, ReadFrom as AheadFrom, read_ahead};
 use crate::lookahead::uncommitted::{Following, Uncommitted};
 use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operators::tests::model::PLANTED;
@@ -58,6 +58,7 @@ fn bad_rows_that_are_held_count() {
     };
     let batch = |count| RawBatch {
         rows: RecordBatch::new_empty(row_schema()),
+        weights: None,
         after: 1,
         position: None,
         bad_rows: (0..count).map(bad).collect(),
@@ -290,12 +291,15 @@ impl Leaf {
         let ahead = is_ahead.then(|| {
             let (ahead, work) = read_ahead(AheadFrom {
                 relation: SOURCE,
-                watermark: watermark.clone(),
                 meta: Arc::clone(&meta),
                 read_rows: 4,
                 governor: Arc::clone(&governor),
                 clock: EnvHandle::default(),
-                followers,
+                told: Box::new(LeafFollowers {
+                    relation: SOURCE,
+                    watermark: watermark.clone(),
+                    uncommitted: followers,
+                }),
             });
             (ahead, tokio::spawn(work.run()))
         });
