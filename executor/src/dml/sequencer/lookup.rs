@@ -6,6 +6,9 @@
 //! what a statement is checked against is the same as if it had been looked up in the turn. Nothing has changed when any
 //! of this is dropped.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute;
 use millrace_common::delta::take_rows;
@@ -181,10 +184,9 @@ impl Sequencer {
         let Some(Asked { which, lookup, place }) = self.ask(rows).map_err(failed)? else {
             return Ok(());
         };
-        if lookup.is_pending() {
-            self.lookups_ahead.note_wait();
-        }
-        let found = self.until_ended(lookup).await?;
+        let requests: Arc<AtomicU64> = Arc::default();
+        let found = self.until_ended(lookup.counted(&requests)).await?;
+        self.lookups_ahead.note_lookup(requests.load(Ordering::Relaxed));
         rows.take_in(which, found, place).map_err(failed)
     }
 

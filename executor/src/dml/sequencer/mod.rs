@@ -93,7 +93,7 @@ pub struct Sequencer {
     pub(super) state: Mutex<State>,
     /// Locked within `state`, or alone.
     recent: Arc<Mutex<RecentWrites>>,
-    lookups_ahead: LookupsAhead,
+    lookups_ahead: Arc<LookupsAhead>,
     batch: BatchSignals,
     /// Fired by `stop`.
     ended: CancellationToken,
@@ -170,7 +170,7 @@ impl Sequencer {
                 marked: false,
             }),
             recent: Arc::default(),
-            lookups_ahead: LookupsAhead::default(),
+            lookups_ahead: Arc::default(),
             batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(next),

@@ -5,6 +5,7 @@ mod adoption;
 mod ahead;
 mod chains;
 mod closing;
+mod fed;
 mod inside;
 mod lookahead;
 mod lookups;
@@ -46,6 +47,7 @@ use millrace_rpc::version::{
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{ScanOptions, StateStore, StoreOptions};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use super::{Worker, WorkerOptions, start};
 use crate::dml::{DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict};
@@ -70,6 +72,10 @@ pub struct FakeMeta {
     jobs: Mutex<HashMap<JobId, FakeJob>>,
     pub failures: Mutex<Vec<(JobId, SqlError)>>,
     pub offsets: Mutex<Vec<(u64, Vec<(u32, u64)>)>>,
+    /// Where splits are to end that no epoch fixes yet.
+    pub planned: Mutex<Vec<(u32, u64)>>,
+    /// Tells of either; `None`: nothing does.
+    pub changes: OnceLock<watch::Sender<u64>>,
     /// Of the column 1 of all relations, by epoch.
     pub watermarks: Mutex<Vec<(u64, i64)>>,
     statements: Mutex<u64>,
@@ -263,12 +269,16 @@ impl MetaService for Meta {
     }
 
     fn source_ahead(&self, _: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
-        let planned = self.0.offsets.lock();
+        let (fixed, planned) = (self.0.offsets.lock(), self.0.planned.lock());
         let next = |&(split, offset): &(u32, u64)| {
-            let ends = planned.iter().flat_map(|(_, ends)| ends).filter(|(s, _)| *s == split);
-            ends.map(|(_, end)| *end).find(|end| *end > offset)
+            let ends = fixed.iter().flat_map(|(_, ends)| ends).chain(planned.iter());
+            ends.filter(|(s, _)| *s == split).map(|(_, end)| *end).find(|end| *end > offset)
         };
         splits.iter().map(next).collect()
+    }
+
+    fn changes(&self, _: RelationId) -> Option<watch::Receiver<u64>> {
+        Some(self.0.changes.get()?.subscribe())
     }
 
     fn watermarks(&self, _: RelationId, epoch: Epoch) -> Vec<ColumnWatermark> {

@@ -7,20 +7,22 @@ use millrace_rpc::source_poll::{More, PollSource};
 
 use super::*;
 
+/// A connector that makes numbers from 0 on, both columns the same.
+pub(super) fn numbers() -> Vec<OptionEntry> {
+    let option = |(name, value): (&str, &str)| OptionEntry {
+        name: name.to_string(),
+        value: value.to_string(),
+    };
+    let options =
+        [("connector", "datagen"), ("fields.id.kind", "sequence"), ("fields.v.kind", "sequence")];
+    options.map(option).to_vec()
+}
+
 impl Cluster {
     /// A source of numbers, both columns the same.
     pub async fn source(&self, id: u32) -> JobId {
         let mut relation = relation(id, RelationKind::Source);
-        let option = |(name, value): (&str, &str)| OptionEntry {
-            name: name.to_string(),
-            value: value.to_string(),
-        };
-        let options = [
-            ("connector", "datagen"),
-            ("fields.id.kind", "sequence"),
-            ("fields.v.kind", "sequence"),
-        ];
-        relation.options = options.map(option).to_vec();
+        relation.options = numbers();
         let row_id =
             Column { name: ROW_ID.to_string(), hidden: true, ..relation.columns[0].clone() };
         relation.columns.push(row_id);

@@ -1,0 +1,179 @@
+//! Tables that a connector feeds: rows that are read before the log has them change nothing but the time. What is at their
+//! keys is in memory when they enter, and keys of the views behind the table are announced.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millrace_rpc::catalog::OnConflict;
+use millrace_rpc::version::feed_counter;
+
+use super::lookahead::{cold, counted, counts};
+use super::sources::numbers;
+use super::*;
+use crate::memory::MemoryClass;
+use crate::options::LookaheadMode;
+
+/// Rows of a record, and records.
+const ROWS: u64 = 30;
+const ROUNDS: u64 = 8;
+/// Rows that are there before the connector brings others with their keys.
+const OLD: i64 = 2_000;
+
+/// A table that is fed with numbers, and what the log says of them.
+struct Fed {
+    c: Cluster,
+    t: JobId,
+}
+
+impl Fed {
+    async fn new(exec: ExecOptions) -> Fed {
+        let c = Cluster::over(Profile::INSTANT, exec, |s| s.block_bytes = Some(256)).await;
+        c.meta.changes.set(watch::Sender::new(0)).unwrap();
+        let mut relation = relation(1, RelationKind::Table);
+        (relation.key, relation.distribution) = (vec![0], vec![0]);
+        relation.primary_key = true;
+        relation.on_conflict = OnConflict::Overwrite as i32;
+        relation.options = numbers();
+        let version = JobVersion { epoch: c.meta.next_epoch().0, ..JobVersion::default() };
+        let t = c.register(start_job(relation, version, Vec::new(), 1), None);
+        c.start(t).await.unwrap();
+        c.insert(t, (0..OLD).map(|id| (id, -1))).await;
+        Fed { c, t }
+    }
+
+    /// The rows are on disk, and nothing of them in memory.
+    async fn forget(&self) {
+        let store = self.c.store.job(self.t).unwrap();
+        let edit = store.flush().await.unwrap();
+        Meta(Arc::clone(&self.c.meta)).commit_edit(self.t, Generation(1), edit).await.unwrap();
+        settle().await;
+        self.c.store.cache().clear_memory();
+    }
+
+    fn tell(&self) {
+        self.c.meta.changes.get().unwrap().send_modify(|n| *n += 1);
+    }
+
+    /// The next record is to fix so many rows: whatever reads ahead has done so afterwards.
+    async fn plan(&self, rows: u64) {
+        *self.c.meta.planned.lock() = vec![(0, rows)];
+        self.tell();
+        settle().await;
+    }
+
+    /// The record with so many rows is in the log: they are committed afterwards.
+    async fn fix(&self, rows: u64) {
+        self.c.end_at(Epoch(rows), rows);
+        self.tell();
+        let committed = async {
+            while self.c.version(self.t).counters.get(&feed_counter(0)) != Some(&rows) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let limit = Duration::from_secs(20);
+        tokio::time::timeout(limit, committed).await.expect("the rows are committed");
+        settle().await;
+    }
+
+    fn read_ahead(&self) -> usize {
+        self.c.worker.governor().used_by(MemoryClass::Ahead)
+    }
+
+    /// Lookups of the table's statements that asked the store.
+    async fn cold_lookups(&self) -> u64 {
+        self.c.worker.shared.table(self.t).await.unwrap().cold_lookups()
+    }
+}
+
+/// The clock, which is paused, goes on when nothing else does.
+async fn settle() {
+    tokio::time::sleep(Duration::from_secs(1)).await;
+}
+
+fn reads_ahead(read_ahead: bool) -> ExecOptions {
+    ExecOptions { read_ahead, ..ExecOptions::default() }
+}
+
+/// The table's rows when the connector has brought so many.
+fn expected(fed: u64) -> Vec<Row> {
+    (0..OLD).map(|id| (id, if id < fed as i64 { id } else { -1 }, 1)).collect()
+}
+
+/// After each record the rows and the counters of the table: how far the connector is, among them.
+async fn shown(read_ahead: bool, planned: &[u64]) -> Vec<(Vec<Row>, BTreeMap<String, u64>)> {
+    let fed = Fed::new(reads_ahead(read_ahead)).await;
+    let mut shown = Vec::new();
+    for (round, planned) in (1..).zip(planned) {
+        fed.plan(*planned).await;
+        // The first record finds no reader that is open.
+        assert_eq!(fed.read_ahead() > 0, read_ahead && round > 1 && *planned > (round - 1) * ROWS);
+        fed.fix(round * ROWS).await;
+        shown.push((fed.c.rows(fed.t).await, fed.c.version(fed.t).counters));
+    }
+    assert!(fed.c.worker.feed_error(fed.t).is_none());
+    shown
+}
+
+/// As planned, less, more, not at all.
+#[tokio::test(start_paused = true)]
+async fn rows_and_counters_of_a_fed_table_are_the_same_read_ahead_or_not() {
+    let planned = [30, 60, 80, 130, 150, 150, 217, 240];
+    assert_eq!(planned.len() as u64, ROUNDS);
+    let with = shown(true, &planned).await;
+    assert_eq!(with, shown(false, &planned).await);
+    for (round, (rows, counters)) in (1..).zip(&with) {
+        assert_eq!(*rows, expected(round * ROWS), "round {round}");
+        assert_eq!(counters.get(&feed_counter(0)), Some(&(round * ROWS)));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_at_the_keys_of_rows_that_are_read_ahead_is_in_memory_when_they_enter() {
+    for read_ahead in [true, false] {
+        let fed = Fed::new(reads_ahead(read_ahead)).await;
+        fed.forget().await;
+        let before = fed.cold_lookups().await;
+        for round in 1..=ROUNDS {
+            fed.plan(round * ROWS).await;
+            fed.fix(round * ROWS).await;
+            assert_eq!(fed.c.rows(fed.t).await, expected(round * ROWS));
+            fed.forget().await;
+        }
+        // The first lookup, for which nothing has been read ahead, shows that others will ask the store.
+        let cold = if read_ahead { 1 } else { ROUNDS };
+        assert_eq!(fed.cold_lookups().await - before, cold, "read ahead: {read_ahead}");
+    }
+}
+
+/// A table whose rows are in memory pays nothing.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_looked_up_ahead_while_no_lookup_asks_the_store() {
+    let fed = Fed::new(reads_ahead(true)).await;
+    for round in 1..=ROUNDS {
+        fed.plan(round * ROWS).await;
+        fed.fix(round * ROWS).await;
+    }
+    let table = fed.c.worker.shared.table(fed.t).await.unwrap();
+    assert_eq!((table.cold_lookups(), table.looks_up_ahead()), (0, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_of_a_view_over_a_fed_table_are_announced_before_the_log_has_the_rows() {
+    for read_ahead in [true, false] {
+        let fed = Fed::new(ExecOptions { read_ahead, ..cold(LookaheadMode::Entry) }).await;
+        let v = fed.c.view(2, fed.t, counted(fed.t), 2).await;
+        fed.c.catch_up(v).await;
+        let mut early = 0;
+        for round in 1..=20 {
+            let before = fed.c.lookahead(v).hinted;
+            fed.plan(round * ROWS).await;
+            early += u64::from(fed.c.lookahead(v).hinted > before);
+            fed.fix(round * ROWS).await;
+            fed.c.follow(v, fed.t).await;
+            assert_eq!(fed.c.rows(v).await, counts(&fed.c.rows(fed.t).await), "round {round}");
+        }
+        let told = fed.c.lookahead(v);
+        assert!(told.missed > 0 && told.hinted > 0, "{told:?}");
+        assert_eq!(early > 0, read_ahead, "{told:?}");
+    }
+}
