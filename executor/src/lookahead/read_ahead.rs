@@ -1,13 +1,13 @@
 //! Rows of a source that are read before the epoch that hands them out (docs/design.md §8).
 //!
 //! Who reads the source, the leaf of a job or the feed of a table, is called the leaf here: to a feed, its epochs are
-//! what the log says the splits have. A leaf lends the reader of a split when the split's epoch is read; a [`ReadingAhead`] goes on with it beside the
-//! leaf's task, as far as epochs are fixed or about to be, and announces what it finds. Never beyond what the source
-//! was last said to have: of a source that makes its rows itself none is made before its time. What is read is kept raw,
-//! as the reader gave it. What depends on the epoch is applied by the leaf when it hands rows out: which rows are late,
-//! whether a bad row fails or counts, how far the split has come. A batch that does not end where the leaf needs it to,
-//! as when an epoch was fixed otherwise than planned, is thrown away and read again. So is what no leaf takes for a while:
-//! a job that stands still holds nothing.
+//! what the log says the splits have. A leaf lends the reader of a split when the split's epoch is read; a
+//! [`ReadingAhead`] goes on with it beside the leaf's task, as far as epochs are fixed or about to be, and announces
+//! what it finds. Never beyond what the source was last said to have: of a source that makes its rows itself none is
+//! made before its time. What is read is kept raw, as the reader gave it. What depends on the epoch is applied by the
+//! leaf when it hands rows out: which rows are late, whether a bad row fails or counts, how far the split has come. A
+//! batch that does not end where the leaf needs it to, as when an epoch was fixed otherwise than planned, is thrown
+//! away and read again. So is what no leaf takes for a while: a job that stands still holds nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

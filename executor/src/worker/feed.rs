@@ -68,7 +68,7 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// `ahead`: of the table's splits, from the same place in the log.
+    /// `ahead`: reads on in the table's splits, if anything does.
     pub fn new(
         relation: &Relation,
         version: &JobVersion,
