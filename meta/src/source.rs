@@ -291,7 +291,7 @@ impl Coordinator {
         self.status.lock().is_full = is_full(next.taken, wanted, more);
         // Readers learn of files only from the record.
         if splits.is_empty() && files.is_empty() {
-            self.plan(&session.relation, &offsets);
+            self.plan(&offsets);
         }
         let entry = SourceAdvance { source: self.id.0, offsets, splits, files, marks };
         self.advance(session, entry).await
@@ -418,9 +418,9 @@ impl Coordinator {
         state.readers(self.id).into_iter().filter_map(running).collect()
     }
 
-    /// Lets readers of a source, a fed table among them, read ahead what the next record is to fix.
-    fn plan(&self, relation: &Relation, offsets: &[SplitOffset]) {
-        if relation.has_connector() && !offsets.is_empty() {
+    /// Lets readers of the source, or the table that it feeds, read ahead what the next record is to fix.
+    fn plan(&self, offsets: &[SplitOffset]) {
+        if !offsets.is_empty() {
             self.status.lock().planned = offsets.to_vec();
             self.shared.changes.touch(self.id);
         }
