@@ -37,6 +37,11 @@ impl HubChunk {
         Some(HubChunk { chunk, vnodes: vnodes.into(), bounds })
     }
 
+    /// All columns of all rows, with their weights.
+    pub fn chunk(&self) -> &DeltaChunk {
+        &self.chunk
+    }
+
     /// All columns of all rows, whatever their weights are.
     pub fn rows(&self) -> &RecordBatch {
         &self.chunk.batch

@@ -530,7 +530,7 @@ pub trait Cluster: Send + Sync + 'static {
     ) -> Result<DmlResult, SqlError>;
     /// Tells those that look ahead of rows of a table that are staged and may be committed: what comes back is told when
     /// they are, or dropped. `None`: nobody wants to know.
-    fn announce_staged(&self, table: RelationId, rows: &RecordBatch) -> Option<Announced>;
+    fn announce_staged(&self, table: RelationId, rows: &DeltaChunk) -> Option<Announced>;
     /// A statement whose rows come in pieces; nothing is visible before it is finished.
     async fn begin_load(
         &self,

@@ -293,7 +293,7 @@ impl Cluster for Direct {
         result_of(self.worker.apply_dml(table, statement).await)
     }
 
-    fn announce_staged(&self, table: RelationId, rows: &RecordBatch) -> Option<Announced> {
+    fn announce_staged(&self, table: RelationId, rows: &DeltaChunk) -> Option<Announced> {
         self.worker.announce_staged(table, rows)
     }
 

@@ -445,7 +445,7 @@ impl Cluster for RemoteCluster {
         self.send_dml(table, id, delta, kind, entered).await
     }
 
-    fn announce_staged(&self, _: RelationId, _: &RecordBatch) -> Option<Announced> {
+    fn announce_staged(&self, _: RelationId, _: &DeltaChunk) -> Option<Announced> {
         // Whoever looks ahead does so in the process that the table runs on.
         None
     }

@@ -13,6 +13,7 @@
 //! operator whose state it is of: that is a place of its own ([`Inside`]), beside those of a leaf or in their stead.
 
 mod closing;
+mod deleted;
 mod stages;
 mod steps;
 #[cfg(test)]
@@ -40,6 +41,8 @@ pub struct Lookahead {
     pub fragment: usize,
     pub node: usize,
     pub port: usize,
+    /// The keys are those of rows that are deleted, of what they had met: rows that are added do not read it.
+    pub deleted: bool,
     /// The leaf (a subscription or a source) whose rows bring the keys, or bring them together with what they meet: its
     /// fragment and node. Where no leaf's rows do: the operator whose rows do.
     pub leaf: (usize, usize),
@@ -133,15 +136,19 @@ struct Access {
     port: usize,
     key: Vec<usize>,
     vnode: Vec<usize>,
+    /// See [`Lookahead::deleted`].
+    deleted: bool,
 }
 
 /// The ports of an operator whose rows read keyed state as they arrive. State with a single key has none: it is in
-/// memory after the first row. Nor has what is read when a watermark has passed it: see [`closed_ranges`].
+/// memory after the first row. Nor has what is read when a watermark has passed it: see [`closed_ranges`]. What only rows
+/// that are deleted read is told by [`deleted::access`].
 fn accesses(graph: &JobGraph, op: &Operator) -> Vec<Access> {
     let access = |port, key: &[usize], vnode: &[usize]| Access {
         port,
         key: key.to_vec(),
         vnode: vnode.to_vec(),
+        deleted: false,
     };
     let merged =
         |table: usize| graph.tables.get(table).is_some_and(|t| t.class == AccessClass::Merge);

@@ -163,7 +163,7 @@ impl Load {
         let announced = &mut self.announced;
         announced.bytes += chunk.memory_size();
         let fits = announced.bytes <= self.limits.spill_bytes;
-        match fits.then(|| self.table.announce(&chunk.batch)).flatten() {
+        match fits.then(|| self.table.announce(chunk)).flatten() {
             Some(more) => announced.with.join(more),
             None => announced.are_all = false,
         }

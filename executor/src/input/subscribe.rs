@@ -147,7 +147,7 @@ impl RingChanges {
         while self.chunks.is_empty() || self.rows < most {
             let Some((epoch, chunk)) = self.take(from)? else { return Ok(()) };
             if let Some(ahead) = followed.filter(|_| !self.chunks.is_empty()) {
-                ahead.tell(epoch, &chunk.batch);
+                ahead.tell(epoch, &chunk);
             }
             self.rows += chunk.num_rows();
             self.chunks.push_back(chunk);
@@ -200,7 +200,10 @@ impl SubscribeReader {
         let changes = content.changes(self.from.table, prev, epoch, self.from.vnodes.clone());
         let columns = self.from.columns.clone();
         self.state = State::Store(match &self.from.ahead {
-            Some(ahead) => ahead.drive(changes, move |c| c.batch.project(&columns).ok()),
+            Some(ahead) => ahead.drive(changes, move |c| {
+                let batch = c.batch.project(&columns).ok()?;
+                Some(DeltaChunk::new(batch, c.weights.clone()))
+            }),
             None => unhurried(changes),
         });
         Ok(())
@@ -213,7 +216,7 @@ impl SubscribeReader {
         };
         let Some(Some(announcement)) = announced.next().now_or_never() else { return Ok(None) };
         let Some(rows) = announcement.rows.first() else { return Ok(None) };
-        Ok(Some(DeltaChunk::inserts(rows.project(&self.from.columns)?)))
+        Ok(Some(DeltaChunk::inserts(rows.batch.project(&self.from.columns)?)))
     }
 
     fn next_in_ring(&mut self) -> Result<Option<DeltaChunk>, ExecError> {
@@ -239,7 +242,7 @@ impl SubscribeReader {
         let (mut left, mut rows) = (RingChanges::new(left), 0);
         while let Some((epoch, chunk)) = left.take(&self.from)?.filter(|_| rows < RING_ROWS) {
             rows += chunk.num_rows();
-            ahead.tell(epoch, &chunk.batch);
+            ahead.tell(epoch, &chunk);
         }
         Ok(())
     }
@@ -304,7 +307,7 @@ fn scan_span(
     };
     let scan = content.snapshot(epoch)?.scan(from.table, options);
     Ok(match &from.ahead {
-        Some(ahead) => ahead.drive(scan, |batch| Some(batch.values.clone())),
+        Some(ahead) => ahead.drive(scan, |batch| Some(DeltaChunk::inserts(batch.values.clone()))),
         None => unhurried(scan),
     })
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use millrace_common::DeltaChunk;
 use parking_lot::Mutex;
 
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
@@ -44,8 +44,8 @@ impl Backlog {
     }
 
     /// Whether there is room for these, which wait then.
-    pub fn add(&self, batches: &[RecordBatch]) -> bool {
-        let (rows, bytes) = size(batches);
+    pub fn add(&self, chunks: &[DeltaChunk]) -> bool {
+        let (rows, bytes) = size(chunks);
         let mut waiting = self.0.lock();
         let is_room = waiting.rows == 0 || waiting.rows + rows <= MAX_ROWS;
         let is_tight = waiting.memory.as_ref().is_some_and(|(governor, _)| governor.is_tight());
@@ -58,8 +58,8 @@ impl Backlog {
     }
 
     /// These do not wait any more.
-    pub fn remove(&self, batches: &[RecordBatch]) {
-        let (rows, bytes) = size(batches);
+    pub fn remove(&self, chunks: &[DeltaChunk]) {
+        let (rows, bytes) = size(chunks);
         let mut waiting = self.0.lock();
         let (rows, bytes) =
             (waiting.rows.saturating_sub(rows), waiting.bytes.saturating_sub(bytes));
@@ -67,21 +67,21 @@ impl Backlog {
     }
 }
 
-/// Rows and bytes of batches.
-fn size(batches: &[RecordBatch]) -> (usize, usize) {
-    let rows = batches.iter().map(RecordBatch::num_rows).sum();
-    (rows, batches.iter().map(batch_bytes).sum())
+/// Rows and bytes of chunks.
+fn size(chunks: &[DeltaChunk]) -> (usize, usize) {
+    let rows = chunks.iter().map(DeltaChunk::num_rows).sum();
+    (rows, chunks.iter().map(|chunk| batch_bytes(&chunk.batch)).sum())
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{ArrayRef, StringArray};
+    use arrow::array::{ArrayRef, RecordBatch, StringArray};
 
     use super::*;
 
-    fn text(bytes: usize) -> Vec<RecordBatch> {
+    fn text(bytes: usize) -> Vec<DeltaChunk> {
         let column: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(bytes)]));
-        vec![RecordBatch::try_from_iter([("a", column)]).unwrap()]
+        vec![DeltaChunk::inserts(RecordBatch::try_from_iter([("a", column)]).unwrap())]
     }
 
     #[test]

@@ -5,8 +5,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
-use millrace_common::Epoch;
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_graph::lookahead::Place;
 
 use super::Due;
@@ -51,7 +50,7 @@ impl Frequent {
     }
 
     /// Tells tasks of keys of rows, if hints of rows at the place are wanted; if they are not, nothing is kept.
-    fn look(&mut self, rows: &RecordBatch, due: &Due) -> Result<(), ExecError> {
+    fn look(&mut self, rows: &DeltaChunk, due: &Due) -> Result<(), ExecError> {
         if !self.route.is_active() {
             self.sketch = None;
             return Ok(());
@@ -83,7 +82,7 @@ impl LeafHints {
     }
 
     /// Tells the operators that want to know of rows that a leaf has read, or that an operator puts out.
-    pub fn look(&mut self, place: Place, node: usize, rows: &RecordBatch) {
+    pub fn look(&mut self, place: Place, node: usize, rows: &DeltaChunk) {
         let Some(known) = self.nodes.iter_mut().find(|known| known.node == node) else { return };
         for frequent in known.routes.iter_mut().filter(|f| f.place == place) {
             if let Err(error) = frequent.look(rows, &self.due) {

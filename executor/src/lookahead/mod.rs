@@ -36,6 +36,7 @@ use std::task::Context;
 
 use arrow::array::{Array, ArrayRef};
 use futures::task::AtomicWaker;
+use millrace_graph::lookahead::Lookahead;
 use millrace_storage::cache::Priority;
 use millrace_storage::{Lookup, ReadClass};
 use parking_lot::Mutex;
@@ -45,11 +46,20 @@ use tokio::time::Instant;
 /// Keys of one hint at most.
 pub const HINT_KEYS: usize = 256;
 
+/// Stands for the first input where a hint is of rows of it that are deleted, and of what they had met.
+pub const DELETED_PORT: usize = 2;
+
+/// The input that hints of a lookahead name, or [`DELETED_PORT`].
+pub fn hint_port(lookahead: &Lookahead) -> usize {
+    if lookahead.deleted { DELETED_PORT } else { lookahead.port }
+}
+
 /// Keys whose state an operator of a task will need: their columns, as rows have them. The task that they reach encodes
 /// and hashes them. On their way they are a [`edge::SentHint`].
 pub struct Hint {
     /// The operator's node in the task's fragment.
     pub node: usize,
+    /// See [`hint_port`].
     pub port: usize,
     /// Those of the operator's access key, in its order. Of vnodes that the task owns.
     pub columns: Vec<ArrayRef>,

@@ -19,7 +19,7 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use millrace_common::task::spawn_blocking;
-use millrace_common::{EnvHandle, RelationId};
+use millrace_common::{DeltaChunk, EnvHandle, RelationId};
 use millrace_connector::{BadRow, ConnectorError, OnError, Position, SplitReader};
 use millrace_graph::lookahead::Place;
 use millrace_rpc::services::MetaService;
@@ -123,9 +123,12 @@ impl Told for LeafFollowers {
     /// Rows as the leaf hands them out.
     fn announce(&self, batch: &RawBatch) -> Option<Announced> {
         let rows = || match &self.watermark {
-            None => vec![batch.rows.clone()],
+            None => vec![DeltaChunk::inserts(batch.rows.clone())],
             // What fails is reported when the leaf computes it.
-            Some(w) => w.asked(batch.rows.clone(), &Arc::default()).into_iter().collect(),
+            Some(w) => {
+                let asked = w.asked(batch.rows.clone(), &Arc::default());
+                asked.into_iter().map(DeltaChunk::inserts).collect()
+            }
         };
         self.uncommitted.as_ref()?.announce(self.relation, Place::Entry, None, rows)
     }

@@ -2,13 +2,15 @@
 //!
 //! Only hashes of keys are computed here: of state that is in memory nothing is sent, of other keys the columns that the
 //! rows have ([`super::sent_keys`]). Two keys of one hash in a chunk are one hint; the other is then read when its rows
-//! come. What has been sent for an epoch is not sent for it again, as far as that is remembered. Where lookaheads are
+//! come. Where only rows that are deleted need the state, those that are added are left out before anything is computed of
+//! them. What has been sent for an epoch is not sent for it again, as far as that is remembered. Where lookaheads are
 //! chained to it and wanted, keys are sent though they are in memory, each with what the hint is to carry.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, BooleanArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::delta::take_rows;
@@ -24,7 +26,7 @@ use super::presence::{Presence, of_input};
 use super::sent_keys::{Referred, SentKeys};
 use super::sketch::Sketch;
 use super::slack::{Side, Spot};
-use super::{Due, HINT_KEYS, HintTimes};
+use super::{Due, HINT_KEYS, HintTimes, hint_port};
 use crate::error::ExecError;
 use crate::exchange::owner;
 use crate::memory::{MemoryClass, MemoryGovernor};
@@ -51,6 +53,8 @@ pub struct TaskEnd {
 pub struct Route {
     node: usize,
     port: usize,
+    /// Only of rows that are deleted.
+    deleted: bool,
     steps: Vec<Box<dyn Operator>>,
     /// Of the last step's rows: the key's columns, then those of the vnode and those carried that are not among them.
     needed: Vec<usize>,
@@ -117,11 +121,12 @@ impl Route {
         // Equal lists stay equal: the hash of the key is then that of the vnode.
         let vnode: Vec<usize> = lookahead.vnode.iter().map(at).collect();
         let carried = lookahead.carried.iter().map(at).collect();
-        let (node, port, time) = (lookahead.node, lookahead.port, lookahead.time);
+        let (node, port, time) = (lookahead.node, hint_port(lookahead), lookahead.time);
         let time_in_key = lookahead.key.iter().position(|c| Some(*c) == time);
         Ok(Route {
             node,
             port,
+            deleted: lookahead.deleted,
             steps,
             needed,
             key,
@@ -203,18 +208,22 @@ impl Route {
         self.metrics.lookahead.hint_bytes.add(bytes as u64);
     }
 
-    /// Hints for rows that the first step takes.
+    /// Hints for rows that the first step takes, which are added.
     pub fn look(&mut self, rows: RecordBatch, due: &Due) -> Result<(), ExecError> {
-        self.look_beside(rows, due, None)
+        self.look_beside(DeltaChunk::inserts(rows), due, None)
     }
 
-    /// The same but for keys that are frequent, by a sketch that counts them.
+    /// Hints for rows that the first step takes, but for keys that are frequent, by a sketch that counts them.
     pub fn look_beside(
         &mut self,
-        rows: RecordBatch,
+        rows: DeltaChunk,
         due: &Due,
         mut sketch: Option<&mut Sketch>,
     ) -> Result<(), ExecError> {
+        let rows = if self.deleted { deleted_rows(rows)? } else { rows.batch };
+        if rows.num_rows() == 0 {
+            return Ok(());
+        }
         let known = rows.columns().to_vec();
         let mut chunks = vec![DeltaChunk::inserts(rows)];
         for step in &mut self.steps {
@@ -442,4 +451,11 @@ impl Route {
             account,
         })
     }
+}
+
+/// The rows of a change that are deleted.
+fn deleted_rows(rows: DeltaChunk) -> Result<RecordBatch, ExecError> {
+    let Some(weights) = &rows.weights else { return Ok(rows.batch.slice(0, 0)) };
+    let deleted: BooleanArray = weights.values().iter().map(|weight| Some(*weight < 0)).collect();
+    Ok(filter_record_batch(&rows.batch, &deleted)?)
 }

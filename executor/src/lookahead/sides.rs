@@ -5,11 +5,12 @@ use std::sync::Arc;
 use millrace_graph::lookahead::{Lookahead, Place};
 
 use super::chain::Chain;
+use super::hint_port;
 use super::slack::{Side, Spot};
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);
-/// An operator, its input, and the leaf that brings its rows.
+/// An operator, its input as hints name it, and the leaf that brings its rows.
 type SideId = (NodeId, usize, NodeId);
 
 /// See the module.
@@ -68,5 +69,5 @@ impl Sides {
 }
 
 fn id_of(lookahead: &Lookahead) -> SideId {
-    ((lookahead.fragment, lookahead.node), lookahead.port, lookahead.leaf)
+    ((lookahead.fragment, lookahead.node), hint_port(lookahead), lookahead.leaf)
 }

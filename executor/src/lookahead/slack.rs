@@ -21,6 +21,8 @@ use super::choice::{Candidate, choose, quantile, sorted};
 pub const EPOCHS: usize = 256;
 /// Inputs of an operator with keyed state.
 pub const PORTS: usize = 2;
+/// These, and the first one's rows that are deleted: see [`super::DELETED_PORT`].
+pub const NOTED: usize = PORTS + 1;
 /// Epochs that not all instances have passed, at most.
 const OPEN_EPOCHS: usize = 8;
 /// Rows seen at a place whose epoch is not told yet, at most.
@@ -35,8 +37,8 @@ pub const DECAY: f64 = 63.0 / 64.0;
 /// What one instance of an operator saw of an epoch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EpochNotes {
-    /// When the first row came, by input.
-    pub began: [Option<Instant>; PORTS],
+    /// When the first row came, by input as hints name it.
+    pub began: [Option<Instant>; NOTED],
     /// The slowest read of the store that was answered in it, for rows or ahead of them.
     pub slowest: Option<Duration>,
     /// Keys for which rows have waited.
@@ -55,7 +57,7 @@ impl EpochNotes {
         self.slowest = self.slowest.max(Some(took));
     }
 
-    fn join(&mut self, other: &EpochNotes) {
+    pub fn join(&mut self, other: &EpochNotes) {
         for (own, other) in self.began.iter_mut().zip(other.began) {
             *own = [*own, other].into_iter().flatten().min();
         }
@@ -436,7 +438,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn began(at: Instant) -> EpochNotes {
-        EpochNotes { began: [Some(at), None], ..EpochNotes::default() }
+        EpochNotes { began: [Some(at), None, None], ..EpochNotes::default() }
     }
 
     fn sides() -> (OperatorEpochs, Vec<Arc<Side>>) {

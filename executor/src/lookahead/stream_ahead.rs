@@ -8,11 +8,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use arrow::record_batch::RecordBatch;
 use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::{BoxStream, FuturesUnordered};
-use millrace_common::{Epoch, RelationId};
+use millrace_common::{DeltaChunk, Epoch, RelationId};
 use millrace_graph::lookahead::Place;
 use millrace_storage::StorageError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -114,7 +113,7 @@ impl StreamAhead {
     }
 
     /// Tells of rows of an epoch, as the leaf will hand them out.
-    pub fn tell(&self, epoch: Epoch, rows: &RecordBatch) {
+    pub fn tell(&self, epoch: Epoch, rows: &DeltaChunk) {
         let announced =
             self.followers.announce(self.relation, Place::Leaf, Some(epoch), || vec![rows.clone()]);
         if let Some(announced) = announced {
@@ -126,7 +125,7 @@ impl StreamAhead {
     pub fn drive<T: Send + 'static>(
         &self,
         stream: BoxStream<'static, Result<T, StorageError>>,
-        rows: impl Fn(&T) -> Option<RecordBatch> + Send + Sync + 'static,
+        rows: impl Fn(&T) -> Option<DeltaChunk> + Send + Sync + 'static,
     ) -> HeldStream<T> {
         let (to, mut items) = mpsc::unbounded_channel();
         let is_awaited = Arc::new(AtomicBool::new(true));
@@ -158,7 +157,7 @@ impl<T: Send + 'static> Pump<T> {
     async fn run(
         self,
         mut stream: BoxStream<'static, Result<T, StorageError>>,
-        rows: impl Fn(&T) -> Option<RecordBatch> + Send + Sync + 'static,
+        rows: impl Fn(&T) -> Option<DeltaChunk> + Send + Sync + 'static,
     ) {
         let work = async {
             loop {
@@ -182,10 +181,10 @@ impl<T: Send + 'static> Pump<T> {
     }
 
     /// An item, announced, when there is room for it.
-    async fn hold(&self, item: T, rows: &(impl Fn(&T) -> Option<RecordBatch> + Sync)) -> Held<T> {
+    async fn hold(&self, item: T, rows: &(impl Fn(&T) -> Option<DeltaChunk> + Sync)) -> Held<T> {
         let rows = rows(&item);
-        let bytes = rows.as_ref().map_or(0, RecordBatch::get_array_memory_size);
-        let count = rows.as_ref().map_or(0, RecordBatch::num_rows);
+        let bytes = rows.as_ref().map_or(0, |rows| rows.batch.get_array_memory_size());
+        let count = rows.as_ref().map_or(0, DeltaChunk::num_rows);
         let is_short = self.governor.is_tight()
             || self.governor.used_by(MemoryClass::Ahead) > process_bytes(&self.governor);
         // Where memory is short one item waits at a time.
@@ -217,7 +216,7 @@ pub fn unhurried<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use arrow::array::{ArrayRef, Int64Array};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 
     use super::*;
 
@@ -249,11 +248,13 @@ mod tests {
         let (followers, governor, ahead, pumps) = ahead();
         let mut following = followers.follow(R, vec![Place::Leaf]);
         let driver = tokio::spawn(pumps.run());
-        let mut items = ahead.drive(batches(3, 10), |batch| Some(batch.clone()));
+        let mut items =
+            ahead.drive(batches(3, 10), |batch| Some(DeltaChunk::inserts(batch.clone())));
         assert_eq!(items.next().await.unwrap().unwrap().hand_out(Epoch(5)), batch(0, 10));
         settle().await;
         let told = following.next().await.unwrap();
-        assert_eq!((told.place, &told.rows[..]), (Place::Leaf, &[batch(10, 10)][..]));
+        assert_eq!((told.place, told.rows.len()), (Place::Leaf, 1));
+        assert_eq!(told.rows[0].batch, batch(10, 10));
         assert!(governor.used_by(MemoryClass::Ahead) > 0 && !told.due.has_passed(u64::MAX));
         assert_eq!(items.next().await.unwrap().unwrap().hand_out(Epoch(6)), batch(10, 10));
         assert!(told.due.has_passed(6) && !told.due.has_passed(5), "with the epoch that took it");
@@ -271,7 +272,8 @@ mod tests {
         let (_, governor, ahead, pumps) = ahead();
         tokio::spawn(pumps.run());
         let rows = STREAM_ROWS as i64 / 4;
-        let mut items = ahead.drive(batches(30, rows), |batch| Some(batch.clone()));
+        let mut items =
+            ahead.drive(batches(30, rows), |batch| Some(DeltaChunk::inserts(batch.clone())));
         let first = items.next().await.unwrap().unwrap();
         settle().await;
         let one = batch(0, rows).get_array_memory_size();

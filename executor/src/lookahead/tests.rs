@@ -72,6 +72,7 @@ fn by_key() -> Lookahead {
         fragment: 1,
         node: 2,
         port: 1,
+        deleted: false,
         leaf: (0, 0),
         relation: Some(R),
         inside: None,
@@ -301,7 +302,7 @@ async fn a_walker_follows_only_while_hints_are_wanted() {
     let walker = Walker::new(R, places, vec![0, 1, 2], vec![route], &uncommitted, &ends.changed);
     let walker = tokio::spawn(walker.run());
     let announce = |key: i64| {
-        let both = || vec![rows(&[(key, 0, 0)]), rows(&[(key + 1, 0, 0)])];
+        let both = || [key, key + 1].map(|key| DeltaChunk::inserts(rows(&[(key, 0, 0)]))).to_vec();
         uncommitted.announce(R, Place::Root, None, both)
     };
     settle().await;
@@ -346,7 +347,7 @@ async fn keys_are_announced_at_the_place_in_use_and_only_noted_at_others() {
     let both = |key: i64| {
         for place in [Place::Entry, Place::Root] {
             let key = key + i64::from(place == Place::Root);
-            let rows = || vec![rows(&[(key, 0, 0)])];
+            let rows = || vec![DeltaChunk::inserts(rows(&[(key, 0, 0)]))];
             uncommitted.announce(R, place, Some(Epoch(20)), rows).unwrap().committed(Epoch(20));
         }
     };
@@ -361,7 +362,7 @@ async fn keys_are_announced_at_the_place_in_use_and_only_noted_at_others() {
     // What both have seen is measured against the epoch's first row.
     let epochs = OperatorEpochs::default();
     epochs.join();
-    let began = [None, Some(EnvHandle::default().now())];
+    let began = [None, Some(EnvHandle::default().now()), None];
     epochs.pass(20, &EpochNotes { began, ..EpochNotes::default() }, &[Arc::clone(&side)]);
     let seen = side.read().spots.iter().map(|s| s.epochs).collect::<Vec<_>>();
     assert_eq!(seen, [1, 1]);

@@ -8,9 +8,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use arrow::array::RecordBatch;
 use millrace_common::collections::HashMap;
-use millrace_common::{EnvHandle, Epoch, RelationId};
+use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId};
 use millrace_graph::lookahead::Place;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
@@ -22,17 +21,17 @@ use super::commit_times::CommitTimes;
 /// Announcements that wait for a follower at most; of their rows and bytes see [`super::backlog`].
 const QUEUE: usize = 256;
 
-/// Rows that no reader can see yet: of all the relation's columns, whatever their weights are.
+/// Rows that no reader can see yet, of all the relation's columns: those that are added, and those that are deleted.
 #[derive(Clone, Debug)]
 pub struct Announcement {
     pub place: Place,
-    pub rows: Vec<RecordBatch>,
+    pub rows: Vec<DeltaChunk>,
     pub due: Due,
 }
 
 impl Announcement {
     pub fn num_rows(&self) -> usize {
-        self.rows.iter().map(RecordBatch::num_rows).sum()
+        self.rows.iter().map(DeltaChunk::num_rows).sum()
     }
 }
 
@@ -206,7 +205,7 @@ impl Uncommitted {
         relation: RelationId,
         place: Place,
         epoch: Option<Epoch>,
-        rows: impl FnOnce() -> Vec<RecordBatch>,
+        rows: impl FnOnce() -> Vec<DeltaChunk>,
     ) -> Option<Announced> {
         if self.following.load(Ordering::Relaxed) == 0 {
             return None;
@@ -242,18 +241,18 @@ impl Uncommitted {
 mod tests {
     use std::time::Duration;
 
-    use arrow::array::{ArrayRef, Int64Array};
+    use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 
     use super::*;
 
     const R: RelationId = RelationId(7);
 
-    fn rows(count: usize) -> Vec<RecordBatch> {
+    fn rows(count: usize) -> Vec<DeltaChunk> {
         let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..count as i64));
-        vec![RecordBatch::try_from_iter([("a", column)]).unwrap()]
+        vec![DeltaChunk::inserts(RecordBatch::try_from_iter([("a", column)]).unwrap())]
     }
 
-    fn never() -> Vec<RecordBatch> {
+    fn never() -> Vec<DeltaChunk> {
         unreachable!("nobody follows")
     }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use millrace_common::RelationId;
+use millrace_common::{DeltaChunk, RelationId};
 use millrace_graph::lookahead::Place;
 use tokio::sync::Notify;
 
@@ -116,11 +116,12 @@ impl Walker {
     async fn look_at_rows(&mut self, announcement: &Announcement) {
         let place = announcement.place;
         for rows in &announcement.rows {
-            let Ok(rows) = rows.project(&self.columns) else { return };
+            let Ok(batch) = rows.batch.project(&self.columns) else { return };
+            let rows = DeltaChunk::new(batch, rows.weights.clone());
             for at in (0..rows.num_rows()).step_by(STEP_ROWS) {
                 let part = rows.slice(at, STEP_ROWS.min(rows.num_rows() - at));
                 for route in self.active_routes().filter(|route| route.looks_at(place)) {
-                    if let Err(error) = route.look(part.clone(), &announcement.due) {
+                    if let Err(error) = route.look_beside(part.clone(), &announcement.due, None) {
                         // The job's own rows will tell, if it is of any importance.
                         tracing::debug!(%error, "keys of rows could not be computed ahead");
                     }

@@ -206,7 +206,7 @@ impl Task {
                     self.nodes[node].barrier = Some((barrier, marks));
                 }
                 Event::Input(node, Message::Chunk(chunk)) => {
-                    self.leaf_hints.look(Place::Leaf, node, &chunk.batch);
+                    self.leaf_hints.look(Place::Leaf, node, &chunk);
                     self.input(node, chunk)?;
                 }
                 Event::Part(node, part) => self.emit(node, part)?,
@@ -434,7 +434,7 @@ impl Task {
                 Step::In(to, chunk) => (to, chunk),
                 Step::Out(from, chunk) => {
                     let slot = &self.nodes[from];
-                    self.leaf_hints.look(Place::Input, from, &chunk.batch);
+                    self.leaf_hints.look(Place::Input, from, &chunk);
                     slot.metrics.rows_out.add(chunk.num_rows() as u64);
                     let Some((first, more)) = slot.consumers.split_first() else {
                         return Err(ExecError::internal("the root has output"));

@@ -357,7 +357,7 @@ impl Derived {
         delta: Option<&[HubChunk]>,
     ) -> Option<Announced> {
         let delta = delta.filter(|d| !d.is_empty() && commit.changed && !barrier.backfill)?;
-        let rows = || delta.iter().map(|chunk| chunk.rows().clone()).collect();
+        let rows = || delta.iter().map(|chunk| chunk.chunk().clone()).collect();
         let uncommitted = self.changelogs.uncommitted();
         uncommitted.announce(self.job, Place::Root, Some(barrier.epoch), rows)
     }

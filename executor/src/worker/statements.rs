@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
 use millrace_common::{DeltaChunk, JobId, SqlError, SqlState};
 use millrace_graph::lookahead::Place;
 use millrace_rpc::call_error::RUNS_ELSEWHERE;
@@ -87,7 +86,7 @@ impl Worker {
     }
 
     /// Tells those that look ahead of rows of a table that are staged and may be committed. `None`: nobody wants to know.
-    pub fn announce_staged(&self, job: JobId, rows: &RecordBatch) -> Option<Announced> {
+    pub fn announce_staged(&self, job: JobId, rows: &DeltaChunk) -> Option<Announced> {
         let uncommitted = self.shared.changelogs.uncommitted();
         uncommitted.announce(job, Place::Entry, None, || vec![rows.clone()])
     }

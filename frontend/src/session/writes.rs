@@ -85,7 +85,7 @@ impl StagedWrites {
     }
 
     /// As many of a statement's rows as may still be announced.
-    fn to_announce(&mut self, rows: &RecordBatch) -> Option<RecordBatch> {
+    fn to_announce(&mut self, rows: &DeltaChunk) -> Option<DeltaChunk> {
         let count = rows.num_rows().min(ANNOUNCED_ROWS.saturating_sub(self.announced_rows));
         self.announced_rows += count;
         (count > 0).then(|| rows.slice(0, count))
@@ -151,7 +151,7 @@ impl Session {
         match Arc::make_mut(staged).stage(pending, &found) {
             Ok(rows) => {
                 let mark = staged.mark();
-                if let Some(announcing) = writes.to_announce(&evaluated.delta.batch)
+                if let Some(announcing) = writes.to_announce(&evaluated.delta)
                     && let Some(announced) =
                         self.cluster().announce_staged(RelationId(table.id), &announcing)
                 {

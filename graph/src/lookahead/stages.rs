@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, SchemaRef};
 
 use super::steps::{self, Pairs, node};
 use super::walk::{End, Way, ways};
-use super::{Access, Lookahead, NodeId, accesses};
+use super::{Access, Lookahead, NodeId, accesses, deleted};
 use crate::{JobGraph, event_time_column};
 
 /// Bytes that a hint may carry for each key.
@@ -64,7 +64,8 @@ fn ports(graph: &JobGraph) -> Vec<Port> {
     let mut ports = Vec::new();
     for (fragment, nodes) in graph.fragments.iter().map(|f| &f.nodes).enumerate() {
         for (number, operator) in nodes.iter().enumerate() {
-            for access in accesses(graph, &operator.op) {
+            let all = accesses(graph, &operator.op).into_iter();
+            for access in all.chain(deleted::access(nodes, operator)) {
                 let Some(&input) = operator.inputs.get(access.port) else { continue };
                 let time = nodes.get(input).and_then(|n| event_time_column(&n.marks));
                 ports.push(Port::new((fragment, number), access, input, time));
@@ -111,7 +112,7 @@ impl Finder<'_> {
     /// they are too large.
     fn before(&self, way: &Way) -> Option<(usize, Vec<usize>)> {
         let End::Join(at, side) = way.end else { return None };
-        let is_it = |p: &Port| p.node == at && p.access.port == side;
+        let is_it = |p: &Port| p.node == at && p.access.port == side && !p.access.deleted;
         let before = self.ports.iter().position(is_it)?;
         let left = *node(self.graph, at)?.inputs.first()?;
         let left = node(self.graph, (at.0, left))?.schema.fields().len();

@@ -60,6 +60,7 @@ pub fn lookahead(
         fragment: port.node.0,
         node: port.node.1,
         port: port.access.port,
+        deleted: port.access.deleted,
         leaf,
         relation,
         inside,

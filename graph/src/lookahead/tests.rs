@@ -11,13 +11,14 @@ use millrace_rpc::catalog::RowStorage;
 use super::*;
 use crate::{
     Aggregate, BufferMode, DerivedWatermark, Edge, EdgeKind, EventTimeBuffer, Exchange, Expand,
-    Filter, Fragment, GroupingSet, Hop, Join, JoinKind, JoinSide, Lookup, MarkStep, Materialize,
-    Project, RelationLayout, Repeat, SideState, Source, Stamp, StateTable, Subscribe, TopN,
-    TopNState, Union, Unnest, Values, WatermarkTerm, Window, WindowState,
+    Filter, Fragment, GroupingSet, Hop, Join, JoinKind, JoinSide, Lookup, MarkStep, Matches,
+    Materialize, Project, RelationLayout, Repeat, SideState, Source, Stamp, StateTable, Subscribe,
+    TopN, TopNState, Union, Unnest, Values, WatermarkTerm, Window, WindowState,
 };
 
 mod chains;
 mod closing;
+mod deleted_rows;
 mod inside;
 mod places;
 mod rules;
@@ -265,7 +266,9 @@ fn check(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) {
     let nodes = &graph.fragments[l.fragment].nodes;
     let operator = &nodes[l.node];
     let input = &nodes[operator.inputs[l.port]].schema;
-    let access = accesses(graph, &operator.op).into_iter().find(|a| a.port == l.port).unwrap();
+    let all = accesses(graph, &operator.op).into_iter().chain(deleted::access(nodes, operator));
+    let is_it = |a: &Access| (a.port, a.deleted) == (l.port, l.deleted);
+    let access = all.into_iter().find(is_it).unwrap();
     for (of, wanted) in [(&l.key, &access.key), (&l.vnode, &access.vnode)] {
         assert_eq!(of.len(), wanted.len());
         for (&c, &w) in of.iter().zip(wanted) {
@@ -332,6 +335,9 @@ fn show(l: &Lookahead) -> String {
     let name = |&c: &usize| format!("{}@{c}", l.schema.field(c).name());
     let names = |of: &[usize]| of.iter().map(name).collect::<Vec<_>>().join(", ");
     let mut text = format!("{}.{} of {}:", l.node, l.port, l.leaf.1);
+    if l.deleted {
+        text += " deleted rows;";
+    }
     if let Some(inside) = l.inside {
         assert_eq!(l.places, [Place::Input]);
         text += &format!(" from {} at {};", inside.from.1, inside.input_of.1);

@@ -16,7 +16,7 @@ use millrace_functions::expr::{ExprRef, columns_of, placeholder, replace_columns
 use millrace_functions::tree::Walk;
 
 use super::stages::Port;
-use super::{Inside, NodeId};
+use super::{Inside, NodeId, deleted};
 use crate::{BufferMode, JobGraph, Join, JoinKind, Lookup, Node, Operator};
 
 /// Ways that are followed from one port: enough for every query that is written by hand. Those that end inside the job
@@ -89,7 +89,7 @@ pub fn ways(graph: &JobGraph, port: &Port, others: &[usize]) -> Vec<Way> {
     let access = &port.access;
     access.key.iter().chain(&access.vnode).chain(others).for_each(|&c| wanted.add(c, true));
     port.time.into_iter().for_each(|c| wanted.add(c, false));
-    let mut walk = Walker { graph, found: vec![], visits: 0 };
+    let mut walk = Walker { graph, deleted: access.deleted, found: vec![], visits: 0 };
     walk.visit((port.node.0, port.input), wanted, Trail::default());
     walk.found
 }
@@ -157,6 +157,8 @@ impl Trail {
 
 struct Walker<'a> {
     graph: &'a JobGraph,
+    /// Only of rows that are deleted at the port.
+    deleted: bool,
     found: Vec<Way>,
     visits: usize,
 }
@@ -178,6 +180,7 @@ impl Walker<'_> {
         let here = above.inside(at, &wanted);
         let above = if holds_up(&node.op) { above.past(at, here.clone()) } else { above };
         let goes_on = match &node.op {
+            op if self.deleted && !deleted::passes(op) => false,
             Operator::Filter(filter) => {
                 self.go_on(below, wanted.with_filter(&filter.predicate), above)
             }
@@ -277,6 +280,9 @@ impl Walker<'_> {
         let mut goes_on = false;
         for (side, alone) in alone.into_iter().enumerate() {
             let Some(&below) = node.inputs.get(side) else { continue };
+            if self.deleted && !deleted::passes_join(join.kind, side) {
+                continue;
+            }
             let above = above.turned(side);
             goes_on |= match alone {
                 Some(wanted) => self.go_on((at.0, below), wanted, above),
@@ -310,7 +316,8 @@ impl Walker<'_> {
         }
     }
 
-    /// Ends at a join whose column is one of its inputs', the left one's first.
+    /// Ends at a join whose column is one of its inputs', the left one's first. What is paired there does not tell whether
+    /// it is deleted.
     fn end(
         &mut self,
         end: End,
@@ -319,6 +326,9 @@ impl Walker<'_> {
         above: Trail,
         column: impl Fn(usize) -> Option<usize>,
     ) -> bool {
+        if self.deleted {
+            return false;
+        }
         let Some(mut wanted) = wanted.over(&|c| column(c).map(placeholder)) else { return false };
         if let Some(residual) = residual {
             wanted = wanted.with_filter(residual);

@@ -45,6 +45,25 @@ pub struct Matches {
     pub unique_key: Vec<usize>,
 }
 
+impl Lookup {
+    /// Of `width` left columns those by which it is told what a left row has met: the join key, then what tells rows of a
+    /// key apart. `None`: that is not stored.
+    pub fn told_by(&self, width: usize) -> Option<Vec<usize>> {
+        let matches = self.matches.as_ref()?;
+        let mut columns = self.left_keys.clone();
+        let mut add = |c: usize| {
+            if !columns.contains(&c) {
+                columns.push(c);
+            }
+        };
+        match matches.identity {
+            RowStorage::Keyed => matches.unique_key.iter().copied().for_each(&mut add),
+            _ => (0..width).for_each(&mut add),
+        }
+        Some(columns)
+    }
+}
+
 impl Payload for Lookup {
     /// What is looked up is scanned before what it is looked up for.
     fn facts(&self) -> Facts {

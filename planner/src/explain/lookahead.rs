@@ -82,10 +82,12 @@ fn line(
     line
 }
 
-/// The operator whose rows read state, by its name, its port, and what tells it from others: its state tables.
+/// The operator whose rows read state, by its name, its port, whether only deleted rows do, and what tells it from others:
+/// its state tables.
 fn operator(graph: &JobGraph, l: &Lookahead) -> String {
     let Some(node) = node(graph, (l.fragment, l.node)) else { return String::new() };
     let port = match (node.inputs.len(), l.port) {
+        (2, 0) if l.deleted => " left, deleted rows",
         (2, 0) => " left",
         (2, _) => " right",
         _ => "",
@@ -114,7 +116,7 @@ fn node(graph: &JobGraph, (fragment, node): (usize, usize)) -> Option<&Node> {
 
 /// `input of <operator>`: where rows inside the job can be looked at for the same input, each once.
 fn inside(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) -> Vec<String> {
-    let side = |l: &Lookahead| (l.fragment, l.node, l.port, l.leaf);
+    let side = |l: &Lookahead| (l.fragment, l.node, l.port, l.deleted, l.leaf);
     let mut places = Vec::new();
     for inside in all.iter().filter(|other| side(other) == side(l)).filter_map(|l| l.inside) {
         let place = format!("input of {}", named(graph, inside.input_of));

@@ -9,8 +9,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, UInt32Array};
 use arrow::compute;
+use millrace_common::DeltaChunk;
 use millrace_common::delta::take_rows;
 use millrace_graph::lookahead::Place;
 use millrace_storage::{Found, Lookup};
@@ -143,17 +144,17 @@ impl Sequencer {
         let distinct = keyed.distinct().map_err(failed)?;
         let found = Found::empty(&self.layout.schema);
         let announced = statement.announced.clone();
-        let announced = announced.or_else(|| self.announce(&keyed.delta.batch));
+        let announced = announced.or_else(|| self.announce(&keyed.delta));
         Ok(KeyRows { keyed, distinct, found, place: None, fresh, announced })
     }
 
     /// Tells those that look ahead of rows that have been received. `None`: there are none.
-    pub(in crate::dml) fn announce(&self, rows: &RecordBatch) -> Option<Announced> {
+    pub(in crate::dml) fn announce(&self, rows: &DeltaChunk) -> Option<Announced> {
         self.announce_with(|| vec![rows.clone()])
     }
 
     /// The same of rows that are made only if there is somebody to be told.
-    pub fn announce_with(&self, rows: impl FnOnce() -> Vec<RecordBatch>) -> Option<Announced> {
+    pub fn announce_with(&self, rows: impl FnOnce() -> Vec<DeltaChunk>) -> Option<Announced> {
         let uncommitted = self.changelogs.uncommitted();
         uncommitted.announce(self.job, Place::Entry, None, rows)
     }

@@ -138,7 +138,7 @@ impl Sequencer {
         if !statements.changed || statements.overflow {
             return;
         }
-        let rows = || statements.delta.iter().map(|chunk| chunk.rows().clone()).collect();
+        let rows = || statements.delta.iter().map(|chunk| chunk.chunk().clone()).collect();
         let uncommitted = self.changelogs.uncommitted();
         if let Some(announced) = uncommitted.announce(self.job, Place::Root, None, rows) {
             statements.announced.join(announced);

@@ -41,7 +41,7 @@ impl Told for FeedAhead {
     fn announce(&self, batch: &RawBatch) -> Option<Announced> {
         self.sequencer.announce_with(|| {
             let complete = self.complete(batch.rows.clone(), batch.weights.clone());
-            complete.into_iter().map(|chunk| chunk.batch).collect()
+            complete.into_iter().collect()
         })
     }
 

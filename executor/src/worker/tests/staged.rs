@@ -121,7 +121,7 @@ async fn rows_that_a_large_statement_changes_are_announced_too() {
 #[tokio::test]
 async fn staged_rows_are_told_their_epoch_by_who_stages_them() {
     let (c, t) = Cluster::with_table(ExecOptions::default()).await;
-    let rows = delta(&[(1, 1, 1)]).batch;
+    let rows = delta(&[(1, 1, 1)]);
     assert!(c.worker.announce_staged(t, &rows).is_none(), "nobody wants to know");
     let mut following = c.follow_entries(t);
     let staged = c.worker.announce_staged(t, &rows).unwrap();

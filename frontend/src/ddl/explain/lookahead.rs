@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millrace_executor::lookahead::DELETED_PORT;
 use millrace_executor::lookahead::slack::{ReadTimes, SideSlack};
 use millrace_executor::stats::{LookaheadStats, OperatorStats};
 use millrace_storage::object::GET_DOLLARS_PER_MILLION;
@@ -58,7 +59,11 @@ fn side(of: &SideSlack) -> Option<String> {
         let word = if spot == in_use { "in use" } else { "not in use" };
         places.push(format!("{} ({word}) {of_spot}", spot.spot.name()));
     }
-    let head = format!("input {} at {}", of.port, in_use.spot.name());
+    let input = match of.port {
+        DELETED_PORT => "deleted rows".to_string(),
+        port => format!("input {port}"),
+    };
+    let head = format!("{input} at {}", in_use.spot.name());
     (!places.is_empty())
         .then(|| format!("{head}: slack (p1, p50, p99) of {}", places.join("; of ")))
 }

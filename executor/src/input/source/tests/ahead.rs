@@ -531,9 +531,9 @@ async fn announced(following: &mut Following) -> Vec<(Place, Vec<i64>)> {
     let mut all = Vec::new();
     while let Some(Some(next)) = futures::FutureExt::now_or_never(following.next()) {
         for rows in &next.rows {
-            let numbers = rows.column(0).as_primitive::<Int64Type>();
+            let numbers = rows.batch.column(0).as_primitive::<Int64Type>();
             all.push((next.place, numbers.values().to_vec()));
-            assert_eq!(rows.num_columns(), 1, "as the leaf hands them out");
+            assert_eq!(rows.batch.num_columns(), 1, "as the leaf hands them out");
         }
     }
     all
