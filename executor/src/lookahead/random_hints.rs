@@ -20,7 +20,7 @@ use millrace_graph::{Node, Operator as Op};
 use millrace_storage::MemRun;
 
 use super::chain::Carried;
-use super::{Due, HINT_KEYS, Hint, HintTimes};
+use super::{DELETED_PORT, Due, HINT_KEYS, Hint, HintTimes};
 use crate::error::ExecError;
 use crate::operator::{Operator, Output};
 
@@ -36,6 +36,8 @@ pub struct RandomHints {
     inner: Box<dyn Operator>,
     /// The key columns of each port.
     keys: Vec<Vec<usize>>,
+    /// A lookup that keeps what rows had met that are deleted.
+    lookup: Option<millrace_graph::Lookup>,
     recent: VecDeque<(usize, RecordBatch)>,
     /// Hints of others, by port.
     delayed: Vec<(usize, Hint)>,
@@ -51,7 +53,12 @@ impl RandomHints {
             return inner;
         }
         let (recent, delayed) = (VecDeque::new(), Vec::new());
-        Box::new(RandomHints { inner, keys, recent, delayed, epoch: 0, env: env.clone() })
+        let lookup = match &node.op {
+            Op::Lookup(lookup) => Some(lookup.clone()),
+            _ => None,
+        };
+        let env = env.clone();
+        Box::new(RandomHints { inner, keys, lookup, recent, delayed, epoch: 0, env })
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -66,13 +73,23 @@ impl RandomHints {
             let keys = self.below(KEYS) + 1;
             let from = self.below(batch.num_rows() as u64) as usize;
             let rows = (keys as usize).min(batch.num_rows() - from);
-            let columns = columns_at(&batch.slice(from, rows), &self.keys[*port]);
+            let batch = batch.slice(from, rows);
+            let (port, columns) = match self.told_by(*port, batch.num_columns()) {
+                Some(told_by) => (DELETED_PORT, columns_at(&batch, &told_by)),
+                None => (*port, columns_at(&batch, &self.keys[*port])),
+            };
             // What is known of a key at one input may be told at another.
-            let port = if self.below(4) == 0 { self.other(*port) } else { *port };
+            let port = if self.below(4) == 0 { self.other(port) } else { port };
             let (times, due) = (self.times(rows), self.due());
             self.inner.hint(port, &Hint { node: 0, port, columns, times, due, carried: None })?;
         }
         self.release()
+    }
+
+    /// The columns by which it is told what rows of an input had met, if that is announced now.
+    fn told_by(&self, port: usize, width: usize) -> Option<Vec<usize>> {
+        let lookup = self.lookup.as_ref().filter(|_| port == 0 && self.below(2) == 0)?;
+        lookup.told_by(width)
     }
 
     /// Takes in hints that were delayed, the last ones first or the first ones.

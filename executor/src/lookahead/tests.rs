@@ -21,7 +21,7 @@ use super::route::{Route, TaskEnd};
 use super::slack::{EpochNotes, OperatorEpochs, Side, Spot};
 use super::uncommitted::Uncommitted;
 use super::walker::Walker;
-use super::{Due, Hint};
+use super::{DELETED_PORT, Due, Hint};
 use crate::error::ExecError;
 use crate::exchange::{Barrier, Dispatcher, Message, local_channel};
 use crate::memory::MemoryGovernor;
@@ -292,6 +292,23 @@ async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test]
+async fn what_only_deleted_rows_need_is_told_of_no_others() {
+    let lookahead = Lookahead { port: 0, deleted: true, time: None, ..by_key() };
+    let (mut ends, mut route) = Tasks::new(&lookahead, 1, ROOM);
+    ends.miss();
+    let all = rows(&[(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0)]);
+    let weights = Int64Array::from(vec![1, -1, 2, -2]);
+    let change = DeltaChunk::new(all.clone(), Some(weights));
+    route.look_beside(DeltaChunk::inserts(all), &Due::default(), None).unwrap();
+    assert!(next(&mut ends.hints[0]).is_none(), "all are added");
+    route.look_beside(change, &Due::default(), None).unwrap();
+    let hint = next(&mut ends.hints[0]).unwrap();
+    assert_eq!(hint.port, DELETED_PORT);
+    assert_eq!(hint.columns[0].as_primitive::<Int64Type>().values(), &[2, 4]);
+    assert!(next(&mut ends.hints[0]).is_none());
 }
 
 #[tokio::test]

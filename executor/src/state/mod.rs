@@ -8,6 +8,7 @@
 //! - [`gate`]: rows waiting for their key's state, first in first out by key;
 //! - [`fetch`]: batched reads under way;
 //! - [`prefetch`]: those made ahead of rows;
+//! - [`prefixes_ahead`]: those of entries that an operator keeps in no cache;
 //! - `prefetch_budget`: how many of those in a second;
 //! - [`range_ahead`]: ranges that a watermark is about to pass, read before it has;
 //! - `due`: entries that rows are expected for;
@@ -39,6 +40,7 @@ pub mod keys;
 mod limits;
 pub mod prefetch;
 mod prefetch_budget;
+pub mod prefixes_ahead;
 pub mod range_ahead;
 pub mod stamps;
 pub mod table;
@@ -53,6 +55,7 @@ pub use keyed::{Entries, KeyedState};
 pub use keys::KeyBytes;
 #[cfg(test)]
 pub use limits::NOTHING_CACHED;
+pub use prefixes_ahead::PrefixesAhead;
 pub use range_ahead::RangeAhead;
 pub use stamps::Stamps;
 pub use table::StateTable;

@@ -6,7 +6,8 @@
 //!
 //! Left rows that are never retracted need no state: [`HashJoin`] pairs them and forgets them. Where they may
 //! be retracted ([`Remembering`]), what each has met is stored, `left key | identity | sequence | ordinal →
-//! right row, copies`, and read back as retracted rows arrive, to be taken out again at the barrier. A row
+//! right row, copies`, and read back as retracted rows arrive, or ahead of them where hints tell of them, to be
+//! taken out again at the barrier. A row
 //! that comes and goes within an epoch has met nothing: changes are netted first. Equal left rows that
 //! came at different times are told apart by the sequence; the last ones go first.
 
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, RecordBatch, UInt32Array,
-    UInt64Array,
+    UInt64Array, new_null_array,
 };
 use arrow::compute::{self, take};
 use arrow::datatypes::{DataType, Field, Int64Type, Schema, SchemaRef, UInt32Type, UInt64Type};
@@ -33,7 +34,7 @@ use super::retractions::Retractions;
 use super::{HashJoin, policy};
 use crate::consolidate::{net_by_identity, row_bytes};
 use crate::error::ExecError;
-use crate::lookahead::Hint;
+use crate::lookahead::{DELETED_PORT, Hint};
 use crate::memory::{MemoryClass, Reservation};
 use crate::operator::{Operator, Output};
 use crate::operators::{BuildContext, Built, Env, Tables};
@@ -126,6 +127,10 @@ struct Remembering {
     pending_bytes: Reservation,
     /// What its retracted rows have met.
     retractions: Retractions,
+    /// The left columns by which that is told, in the order in which hints have them.
+    told_by: Vec<usize>,
+    /// The epoch that ends at the next barrier.
+    ends: Option<Epoch>,
     arrivals: ArrivalSequence,
     env: Env,
 }
@@ -174,7 +179,9 @@ impl Remembering {
             schema: crate::operators::nullable(&node.schema),
             pending: Vec::new(),
             pending_bytes: env.governor.account(MemoryClass::Held),
-            retractions: Retractions::default(),
+            retractions: Retractions::new(&env),
+            told_by: lookup.told_by(width).unwrap_or_default(),
+            ends: None,
             arrivals,
             env,
         })
@@ -216,13 +223,35 @@ impl Remembering {
         Ok(out.finish())
     }
 
+    /// The prefixes of the rows of a hint that the task owns. `None`: it is none of rows that are deleted.
+    fn hinted(&self, hint: &Hint) -> Result<Option<BinaryArray>, ExecError> {
+        let is_of_type = |(column, &c): (&ArrayRef, &usize)| {
+            column.data_type() == self.left.field(c).data_type()
+        };
+        let is_even = hint.columns.len() == self.told_by.len();
+        if !is_even || !hint.is_whole() || !hint.columns.iter().zip(&self.told_by).all(is_of_type) {
+            return Ok(None);
+        }
+        // Of the other columns nothing is read.
+        let column = |c: usize| match self.told_by.iter().position(|&told| told == c) {
+            Some(at) => Arc::clone(&hint.columns[at]),
+            None => new_null_array(self.left.field(c).data_type(), hint.count()),
+        };
+        let columns = (0..self.left.fields().len()).map(column).collect();
+        let rows = DeltaChunk::inserts(new_batch(&self.left, columns, hint.count())?);
+        let keys = self.keys.read(&rows.batch)?;
+        let own = |row: usize| Some(self.env.vnodes.contains(&keys.vnode(row)));
+        let rows = rows.filter(&(0..rows.num_rows()).map(own).collect())?;
+        Ok(Some(self.prefixes(&rows.batch)?))
+    }
+
     /// Takes back what rows have met.
     async fn retract(&mut self, gone: &DeltaChunk, out: &mut Output) -> Result<(), ExecError> {
         if gone.is_empty() {
             return Ok(());
         }
         let prefixes = self.prefixes(&gone.batch)?;
-        self.retractions.ask(&prefixes, self.table.as_ref(), &self.env)?;
+        self.retractions.ask(&prefixes, self.table.as_ref())?;
         while self.retractions.is_reading() {
             self.retractions.completed().await?;
         }
@@ -236,6 +265,7 @@ impl Remembering {
         let keys = compute::take(&found.keys, &taken, None)?;
         let values = take_rows(&found.values, &taken)?;
         let deleted = Int64Array::from_value(0, taken.len());
+        self.retractions.written(&prefixes);
         self.table.write(keys.as_binary::<i32>().clone(), Some(deleted), values.clone())?;
         let left = take(&found.input, &taken, None)?;
         let left = take_rows(&gone.batch, left.as_primitive::<UInt32Type>())?;
@@ -332,6 +362,7 @@ impl Remembering {
         let columns = chunk.batch.columns();
         let left = new_batch(&self.left, columns[..width].to_vec(), chunk.num_rows())?;
         let prefixes = self.prefixes(&left)?;
+        self.retractions.written(&prefixes);
         let numbers = columns[width].as_primitive::<UInt64Type>();
         let mut keys = BinaryBuilder::new();
         for row in 0..chunk.num_rows() {
@@ -407,13 +438,14 @@ impl Operator for Remembering {
         if chunk.weights.is_some() {
             let gone = (0..chunk.num_rows()).map(|row| Some(chunk.weight(row) < 0));
             let prefixes = self.prefixes(&chunk.filter(&gone.collect())?.batch)?;
-            self.retractions.ask(&prefixes, self.table.as_ref(), &self.env)?;
+            self.retractions.ask(&prefixes, self.table.as_ref())?;
         }
         self.pending.push(chunk);
         Ok(())
     }
 
     fn shed(&mut self, out: &mut Output) -> Result<(), ExecError> {
+        self.retractions.shed();
         self.join.shed(out)
     }
 
@@ -427,18 +459,26 @@ impl Operator for Remembering {
     }
 
     fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
-        self.join.hint(port, hint)
+        if port != DELETED_PORT {
+            return self.join.hint(port, hint);
+        }
+        match self.hinted(hint)? {
+            Some(prefixes) => self.retractions.hint(&prefixes, &hint.due, self.table.as_ref()),
+            None => self.env.metrics.lookahead.dropped.add(hint.count().max(1) as u64),
+        }
+        Ok(())
     }
 
     fn is_prefetching(&self) -> bool {
-        self.join.is_prefetching()
+        self.join.is_prefetching() || self.retractions.is_prefetching()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
+            let reads = self.retractions.is_reading() || self.retractions.is_prefetching();
             tokio::select! {
                 biased;
-                done = self.retractions.completed(), if self.retractions.is_reading() => done,
+                done = self.retractions.progress(), if reads => done,
                 done = self.join.progress(out), if self.join.is_pending() || self.join.is_prefetching() => done,
                 else => Ok(()),
             }
@@ -450,13 +490,19 @@ impl Operator for Remembering {
         self.join.watermark(port, columns);
     }
 
+    /// The left rows of an epoch meet the right ones at its barrier: it has not passed before.
     fn time(&mut self, epoch: Epoch) {
-        self.join.time(epoch);
+        self.ends = Some(epoch);
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
         async move {
             self.update_match_status(out).await?;
+            if let Some(epoch) = self.ends.take() {
+                let (notes, reads) = self.retractions.pass(epoch);
+                self.join.core.note_others(&notes, reads);
+                self.join.time(epoch);
+            }
             self.join.barrier(out).await
         }
         .boxed()

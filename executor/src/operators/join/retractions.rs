@@ -1,32 +1,52 @@
-//! What the retracted rows of a lookup have met: read as the rows arrive, used at the barrier.
+//! What the retracted rows of a lookup have met: read as the rows arrive, or ahead of them where hints tell of them, and
+//! used at the barrier.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, BinaryBuilder, RecordBatch, UInt32Array};
 use arrow::compute::interleave;
 use arrow::datatypes::{Int64Type, SchemaRef};
+use millrace_common::Epoch;
 use millrace_common::collections::{HashMap, HashSet};
 use millrace_storage::Found;
+use tokio::time::Instant;
 
 use crate::error::ExecError;
+use crate::lookahead::operator::EpochReads;
+use crate::lookahead::slack::EpochNotes;
+use crate::lookahead::{DELETED_PORT, Due};
 use crate::operators::Env;
 use crate::state::arena::{batch_bytes, gather_batch};
-use crate::state::{Fetches, KeyBytes, StateTable};
+use crate::state::{Fetches, KeyBytes, PrefixesAhead, StateTable};
 
 /// The stored entries under the prefixes of an epoch's retracted rows. Nothing is written under them before
 /// the barrier.
-#[derive(Default)]
 pub struct Retractions {
-    /// Each with the prefixes asked for.
-    reads: Fetches<BinaryArray>,
+    /// Each with the prefixes asked for, and when.
+    reads: Fetches<(BinaryArray, Instant)>,
     asked: HashSet<KeyBytes>,
-    answers: Vec<Found>,
+    answers: Vec<Arc<Found>>,
     /// A prefix's answer, and its entries there.
     places: HashMap<KeyBytes, (usize, Range<usize>)>,
     bytes: usize,
+    ahead: PrefixesAhead,
+    env: Env,
 }
 
 impl Retractions {
+    pub fn new(env: &Env) -> Retractions {
+        Retractions {
+            reads: Fetches::default(),
+            asked: HashSet::default(),
+            answers: Vec::new(),
+            places: HashMap::default(),
+            bytes: 0,
+            ahead: PrefixesAhead::new(env),
+            env: env.clone(),
+        }
+    }
+
     /// Reads are under way.
     pub fn is_reading(&self) -> bool {
         !self.reads.is_empty()
@@ -36,29 +56,87 @@ impl Retractions {
         self.bytes
     }
 
-    /// Asks for the entries under prefixes that have not been asked for in this epoch, in one batch.
-    pub fn ask(
-        &mut self,
-        prefixes: &BinaryArray,
-        table: &dyn StateTable,
-        env: &Env,
-    ) -> Result<(), ExecError> {
+    /// Rows under these prefixes are likely to be retracted in an epoch: reads ahead what they have met.
+    pub fn hint(&mut self, prefixes: &BinaryArray, due: &Due, table: &dyn StateTable) {
+        let mut seen = HashSet::default();
         let mut fresh = BinaryBuilder::new();
         for prefix in prefixes.iter().flatten() {
-            if self.asked.insert(KeyBytes::new(prefix)) {
+            if !self.asked.contains(prefix) && seen.insert(prefix) {
                 fresh.append_value(prefix);
             }
+        }
+        self.ahead.hint(&fresh.finish(), due, table);
+    }
+
+    /// Asks for the entries under prefixes that have not been asked for in this epoch, in one batch.
+    pub fn ask(&mut self, prefixes: &BinaryArray, table: &dyn StateTable) -> Result<(), ExecError> {
+        let mut fresh = BinaryBuilder::new();
+        for prefix in prefixes.iter().flatten() {
+            if !self.asked.insert(KeyBytes::new(prefix)) {
+                continue;
+            }
+            match self.ahead.take(prefix) {
+                Some((found, rows)) => self.place(prefix, found, rows),
+                None => fresh.append_value(prefix),
+            }
+        }
+        if !prefixes.is_empty() {
+            self.ahead.note_rows(DELETED_PORT);
         }
         let fresh = fresh.finish();
         if fresh.is_empty() {
             return Ok(());
         }
+        let (asked, metrics) = (fresh.len() as u64, Arc::clone(&self.env.metrics));
         let lookup = table.multi_scan(fresh.clone(), None);
-        match self.reads.submit(fresh, lookup)? {
-            Some((prefixes, found)) => self.arrived(&prefixes, found),
-            None => env.metrics.fetch_rounds.add(1),
+        let lookup = lookup.counted(&metrics.lookahead.demand_requests);
+        match self.reads.submit((fresh, self.env.clock.now()), lookup)? {
+            Some(((prefixes, _), found)) => self.arrived(&prefixes, found),
+            None => {
+                metrics.fetch_rounds.add(1);
+                self.ahead.note_missed(asked);
+            }
         }
         Ok(())
+    }
+
+    /// What was read ahead for a prefix.
+    fn place(&mut self, prefix: &[u8], found: Arc<Found>, rows: Range<usize>) {
+        self.bytes += batch_bytes(&found.values.slice(rows.start, rows.len()));
+        self.places.insert(KeyBytes::new(prefix), (self.answers.len(), rows));
+        self.answers.push(found);
+    }
+
+    /// Entries under these prefixes are written.
+    pub fn written(&mut self, prefixes: &BinaryArray) {
+        self.ahead.written(prefixes);
+    }
+
+    /// Reads are under way that no row waits for.
+    pub fn is_prefetching(&self) -> bool {
+        self.ahead.is_reading()
+    }
+
+    /// Waits for answers, or for what is read ahead. Cancel-safe.
+    pub async fn progress(&mut self) -> Result<(), ExecError> {
+        let answers = tokio::select! {
+            biased;
+            answers = self.reads.completed(), if !self.reads.is_empty() => answers?,
+            () = self.ahead.completed(), if self.ahead.is_reading() => Vec::new(),
+            else => Vec::new(),
+        };
+        self.take_in(answers);
+        Ok(())
+    }
+
+    /// An epoch ends, all rows of which have come. What they were, and its reads.
+    pub fn pass(&mut self, epoch: Epoch) -> (EpochNotes, EpochReads) {
+        self.ahead.pass(epoch)
+    }
+
+    /// Lets go of what was read ahead.
+    pub fn shed(&mut self) {
+        self.ahead.shed();
     }
 
     fn arrived(&mut self, prefixes: &BinaryArray, found: Found) {
@@ -69,15 +147,21 @@ impl Retractions {
             self.places.insert(KeyBytes::new(prefix), (self.answers.len(), start..end));
         }
         self.bytes += batch_bytes(&found.values);
-        self.answers.push(found);
+        self.answers.push(Arc::new(found));
     }
 
     /// Waits for answers. Cancel-safe.
     pub async fn completed(&mut self) -> Result<(), ExecError> {
-        for (prefixes, found) in self.reads.completed().await? {
+        let answers = self.reads.completed().await?;
+        self.take_in(answers);
+        Ok(())
+    }
+
+    fn take_in(&mut self, answers: Vec<((BinaryArray, Instant), Found)>) {
+        for ((prefixes, asked), found) in answers {
+            self.ahead.note_read(asked);
             self.arrived(&prefixes, found);
         }
-        Ok(())
     }
 
     /// What was found under prefixes that have all been asked for and answered, as one answer.

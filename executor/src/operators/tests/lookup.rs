@@ -6,17 +6,23 @@ use std::sync::Arc;
 use arrow::datatypes::{Field, Schema};
 use datafusion::logical_expr::Operator as BinaryOp;
 use datafusion::physical_expr::expressions::{BinaryExpr, Column};
+use futures::FutureExt;
+use millrace_common::Epoch;
+use millrace_common::keys::columns_at;
 use millrace_graph::state::matches_schema;
 use millrace_graph::{JoinSide, Lookup, Matches, Node, Operator as Op, SideState};
 use millrace_rpc::catalog::RowStorage;
-use rand::Rng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 use super::fake::FakeTable;
-use super::history::{History, Kind, Row, ZSet, add, schema, text};
+use super::history::{History, Kind, Row, ZSet, accumulate, add, chunk, schema, text};
 use super::model::PLANTED;
 use super::seeded;
 use super::stateful::{Subject, delay, kind, random_options, run_epoch, show, storage};
+use crate::lookahead::{DELETED_PORT, Due, Hint, HintTimes};
+use crate::operator::{Operator, Output};
+use crate::options::ExecOptions;
 
 /// What each copy of a left row has met, in the order they came.
 type Met = BTreeMap<Row, Vec<ZSet<Vec<String>>>>;
@@ -146,4 +152,164 @@ fn left_rows_keep_what_they_met_at_their_epoch() {
         }
         assert_eq!(subject.tables[1].len(), 0, "seed {seed}");
     }
+}
+
+/// A lookup under way, whose left rows are all alike but for their id; the table of what they have met is read when the test
+/// says so. There is one right row that they meet.
+struct Announced {
+    subject: Subject,
+    op: Box<dyn Operator>,
+    told_by: Vec<usize>,
+    shown: ZSet<Vec<String>>,
+}
+
+fn left(id: i64) -> Row {
+    (Some(1), Some(2), None, id)
+}
+
+impl Announced {
+    fn new(kind: Kind) -> Announced {
+        let case = Case { outer: false, residual: false };
+        let mut subject = subject(&case, [kind, Kind::Keyed], &mut StdRng::seed_from_u64(1));
+        let matches = FakeTable::held(matches_schema(&schema()), RowStorage::Keyed);
+        let right = FakeTable::new(schema(), RowStorage::Keyed, None);
+        (subject.tables, subject.options) = (vec![right, matches], ExecOptions::default());
+        let Op::Lookup(lookup) = &subject.node.op else { unreachable!("it is one") };
+        let told_by = lookup.told_by(schema().fields().len()).unwrap();
+        let op = subject.build();
+        let mut new = Announced { subject, op, told_by, shown: ZSet::new() };
+        new.push(1, (Some(1), Some(7), None, 100), 1);
+        new
+    }
+
+    fn push(&mut self, port: usize, row: Row, weight: i64) {
+        let mut out = Output::default();
+        self.op.push(port, chunk(&[(row, weight)]), &mut out).unwrap();
+        assert_eq!(out.rows(), 0, "rows meet others at the barrier");
+    }
+
+    fn barrier(&mut self) {
+        let mut out = Output::default();
+        self.op.barrier(&mut out).now_or_never().unwrap().unwrap();
+        self.op.seal(&mut Vec::new()).unwrap();
+        out.take().iter().for_each(|chunk| accumulate(&mut self.shown, chunk));
+    }
+
+    /// A left row will be deleted.
+    fn announce(&mut self, id: i64, due: Due) {
+        let batch = chunk(&[(left(id), -1)]).batch;
+        let (columns, times) = (columns_at(&batch, &self.told_by), HintTimes::None);
+        let hint = Hint { node: 0, port: DELETED_PORT, columns, times, due, carried: None };
+        self.op.hint(DELETED_PORT, &hint).unwrap();
+    }
+
+    /// A read is answered.
+    fn answer(&mut self, ahead: bool) {
+        assert!(self.subject.tables[1].answer_one(ahead, false), "nothing is asked for");
+        self.op.progress(&mut Output::default()).now_or_never().unwrap().unwrap();
+    }
+
+    fn reads(&self) -> usize {
+        *self.subject.tables[1].rounds.lock()
+    }
+}
+
+#[test]
+fn what_a_deleted_row_had_met_is_there_if_that_was_announced() {
+    let _unplanted = PLANTED.read();
+    let mut shown = Vec::new();
+    for is_announced in [true, false] {
+        let mut of = Announced::new(Kind::Keyed);
+        of.push(0, left(1), 1);
+        of.push(0, left(2), 1);
+        of.barrier();
+        assert_eq!((of.reads(), of.shown.len()), (0, 2), "rows that are added read nothing");
+        if is_announced {
+            of.announce(1, Due::default());
+            assert!(of.op.is_prefetching() && !of.op.is_pending());
+            of.answer(true);
+            assert!(!of.op.is_prefetching());
+        }
+        of.push(0, left(1), -1);
+        assert_eq!((of.op.is_pending(), of.reads()), (!is_announced, 1));
+        if !is_announced {
+            of.answer(false);
+        }
+        of.barrier();
+        assert_eq!(of.shown.len(), 1);
+        shown.push(of.shown);
+    }
+    assert_eq!(shown[0], shown[1]);
+}
+
+#[test]
+fn a_deleted_row_that_overtakes_what_is_read_ahead_asks_for_itself() {
+    let _unplanted = PLANTED.read();
+    for is_first in [true, false] {
+        let mut of = Announced::new(Kind::Keyed);
+        of.push(0, left(1), 1);
+        of.barrier();
+        of.announce(1, Due::default());
+        of.push(0, left(1), -1);
+        assert!(of.op.is_pending());
+        of.answer(is_first);
+        assert_eq!(of.op.is_pending(), is_first, "only its own answer counts");
+        of.answer(!is_first);
+        of.barrier();
+        assert_eq!((of.shown, of.subject.tables[1].len()), (ZSet::new(), 0));
+    }
+}
+
+/// Another copy of the row comes after the question: what was found of the first alone is no answer any more.
+#[test]
+fn what_is_written_since_makes_what_was_read_ahead_stale() {
+    let _unplanted = PLANTED.read();
+    for is_answered in [true, false] {
+        let mut of = Announced::new(Kind::Multiset);
+        of.push(0, left(1), 1);
+        of.barrier();
+        of.announce(1, Due::default());
+        if is_answered {
+            of.answer(true);
+        }
+        of.push(0, left(1), 1);
+        of.barrier();
+        if !is_answered {
+            of.answer(true);
+        }
+        of.push(0, left(1), -2);
+        assert!(of.op.is_pending(), "it reads both copies");
+        of.answer(false);
+        of.barrier();
+        assert_eq!((of.shown, of.subject.tables[1].len()), (ZSet::new(), 0));
+    }
+}
+
+#[test]
+fn what_was_read_ahead_is_kept_until_its_epoch_has_passed() {
+    let _unplanted = PLANTED.read();
+    for (passed, is_kept) in [(4, true), (5, false)] {
+        let mut of = Announced::new(Kind::Keyed);
+        of.push(0, left(1), 1);
+        of.barrier();
+        of.announce(1, Due::at(5));
+        of.answer(true);
+        of.op.time(Epoch(passed));
+        of.barrier();
+        of.push(0, left(1), -1);
+        assert_eq!(of.op.is_pending(), !is_kept, "after epoch {passed}");
+    }
+}
+
+#[test]
+fn hints_that_are_none_of_deleted_rows_are_dropped() {
+    let _unplanted = PLANTED.read();
+    let mut of = Announced::new(Kind::Keyed);
+    of.push(0, left(1), 1);
+    of.barrier();
+    of.told_by.pop();
+    of.announce(1, Due::default());
+    of.told_by = vec![0, 2];
+    of.announce(1, Due::default());
+    assert_eq!((of.reads(), of.op.is_prefetching()), (0, false));
 }

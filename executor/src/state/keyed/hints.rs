@@ -493,7 +493,7 @@ impl<E: Entries> KeyedState<E> {
 }
 
 /// The positions of those of `asked` strings of which an answer has all and not too much, as many as there is room for.
-fn few_enough(found: &Found, asked: usize, mut room: usize) -> Vec<u32> {
+pub fn few_enough(found: &Found, asked: usize, mut room: usize) -> Vec<u32> {
     let mut rows = vec![0; asked];
     found.input.values().iter().for_each(|&i| rows[i as usize] += 1);
     let is_large = batch_bytes(&found.values) > MAX_BYTES.min(room);

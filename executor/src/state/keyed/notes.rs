@@ -22,6 +22,15 @@ impl<E: Entries> KeyedState<E> {
         self.notes.note_read(took);
     }
 
+    /// Rows and reads of the epoch of other state of the operator.
+    pub fn note_others(&mut self, notes: &EpochNotes, reads: EpochReads) {
+        self.notes.join(notes);
+        self.epoch_reads.missed += reads.missed;
+        self.epoch_reads.used += reads.used;
+        self.epoch_reads.late += reads.late;
+        self.epoch_reads.unused += reads.unused;
+    }
+
     /// An epoch ends, with these reads.
     pub(super) fn end_notes(&mut self, epoch: Epoch, reads: EpochReads) {
         let EpochReads { missed, used, unused, .. } = reads;

@@ -45,6 +45,8 @@ use super::emitter::Emitter;
 use super::policy::{Policy, Rules};
 use crate::error::ExecError;
 use crate::lookahead::Hint;
+use crate::lookahead::operator::EpochReads;
+use crate::lookahead::slack::EpochNotes;
 use crate::operator::Output;
 use crate::operators::Env;
 use crate::state::gate::Ready;
@@ -267,6 +269,11 @@ impl PairingCore {
     /// The watermarks of an input have moved.
     pub fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
         self.state.watermark(port, columns);
+    }
+
+    /// Rows and reads of the epoch of other state of the operator, which share its wish for hints.
+    pub fn note_others(&mut self, notes: &EpochNotes, reads: EpochReads) {
+        self.state.note_others(notes, reads);
     }
 
     /// The epoch that ends.
