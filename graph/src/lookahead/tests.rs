@@ -266,9 +266,10 @@ fn check(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) {
     let nodes = &graph.fragments[l.fragment].nodes;
     let operator = &nodes[l.node];
     let input = &nodes[operator.inputs[l.port]].schema;
-    let all = accesses(graph, &operator.op).into_iter().chain(deleted::access(nodes, operator));
+    let own = accesses(graph, &operator.op).into_iter();
+    let mut own = own.chain(deleted::access(nodes, operator));
     let is_it = |a: &Access| (a.port, a.deleted) == (l.port, l.deleted);
-    let access = all.into_iter().find(is_it).unwrap();
+    let access = own.find(is_it).unwrap();
     for (of, wanted) in [(&l.key, &access.key), (&l.vnode, &access.vnode)] {
         assert_eq!(of.len(), wanted.len());
         for (&c, &w) in of.iter().zip(wanted) {
