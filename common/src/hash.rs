@@ -64,6 +64,13 @@ pub fn hash_columns(columns: &[ArrayRef], rows: usize) -> Result<Vec<u64>, Arrow
     Ok(hashes)
 }
 
+/// Goes on by one more column with what [`hash_columns`] gave of others: the hashes are those of all of them then.
+///
+/// Errors as it does.
+pub fn hash_more(hashes: &mut [u64], column: &ArrayRef) -> Result<(), ArrowError> {
+    hash_column(column, hashes)
+}
+
 /// The vnode of a hash. Bits 40–47: hash tables use the low bits and the topmost seven.
 #[inline]
 pub fn vnode_of(hash: u64) -> Vnode {
@@ -219,6 +226,18 @@ mod tests {
         assert_eq!(format!("{h:016x?}"), PINNED);
     }
     const PINNED: &str = "[dc3d6aed197a9fa8, 8701156376b4d492, bbf5b2257c027269]";
+
+    #[test]
+    fn a_column_more_gives_the_hashes_of_all_columns() {
+        let ints: ArrayRef = Arc::new(Int64Array::from(vec![Some(0), Some(1), None]));
+        let strs: ArrayRef = Arc::new(StringArray::from(vec![Some(""), None, Some("x")]));
+        for first in [vec![], vec![Arc::clone(&ints)], vec![Arc::clone(&strs), ints]] {
+            let mut hashes = hash_columns(&first, 3).unwrap();
+            hash_more(&mut hashes, &strs).unwrap();
+            let all = [first, vec![Arc::clone(&strs)]].concat();
+            assert_eq!(hashes, hash_columns(&all, 3).unwrap());
+        }
+    }
 
     #[test]
     fn vnodes_spread_evenly() {

@@ -29,20 +29,24 @@ use millrace_common::access::AccessClass;
 pub use closing::{ClosedRange, closed_ranges};
 pub use upstream::{Behind, behind};
 
-use crate::{JobGraph, Node, Operator};
+use crate::{Aggregate, CountedValues, JobGraph, Node, Operator};
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);
 
-/// The keys that one input port of an operator will ask its state for, as far as rows of one leaf bring them.
+/// The keys that rows of one input of an operator will ask its state for, as far as rows of one leaf bring them.
 #[derive(Clone, Debug)]
 pub struct Lookahead {
     /// The operator that reads keyed state when a row arrives: its fragment and node.
     pub fragment: usize,
     pub node: usize,
+    /// What is read: the operator's state by the input's number; of an aggregate 0 is the groups, and what follows are the
+    /// value tables of [`Aggregate::counted_values`](crate::Aggregate::counted_values).
     pub port: usize,
     /// The keys are those of rows that are deleted, of what they had met: rows that are added do not read it.
     pub deleted: bool,
+    /// The input whose rows read it.
+    pub input_port: usize,
     /// The leaf (a subscription or a source) whose rows bring the keys, or bring them together with what they meet: its
     /// fragment and node. Where no leaf's rows do: the operator whose rows do.
     pub leaf: (usize, usize),
@@ -131,29 +135,48 @@ pub fn lookaheads(graph: &JobGraph) -> Vec<Lookahead> {
     all
 }
 
-/// A port whose rows read keyed state, and the columns of its input by which they do.
+/// State that rows of an input read by key, and the columns of the input by which they do.
 struct Access {
+    /// See [`Lookahead::port`].
     port: usize,
+    input_port: usize,
     key: Vec<usize>,
     vnode: Vec<usize>,
+    /// A column that is true in the rows that read it.
+    filter: Option<usize>,
     /// See [`Lookahead::deleted`].
     deleted: bool,
 }
 
-/// The ports of an operator whose rows read keyed state as they arrive. State with a single key has none: it is in
+impl Access {
+    /// By all rows of an input.
+    fn of_input(port: usize, key: &[usize], vnode: &[usize]) -> Access {
+        let (key, vnode) = (key.to_vec(), vnode.to_vec());
+        Access { port, input_port: port, key, vnode, filter: None, deleted: false }
+    }
+}
+
+/// The groups of an aggregate, unless `merged`: they are added to and not read; and its tables of values that are counted.
+fn accesses_of_aggregate(a: &Aggregate, merged: bool) -> Vec<Access> {
+    let groups = (!merged).then(|| Access::of_input(0, &a.group, &a.vnode));
+    let values = a.counted_values().into_iter().enumerate();
+    let values = values.map(|(i, CountedValues { arg, filter, .. })| Access {
+        port: 1 + i,
+        filter,
+        ..Access::of_input(0, &[a.group.as_slice(), &[arg]].concat(), &a.vnode)
+    });
+    groups.into_iter().chain(values).collect()
+}
+
+/// What rows of an operator's inputs read by key as they arrive. State with a single key has none: it is in
 /// memory after the first row. Nor has what is read when a watermark has passed it: see [`closed_ranges`]. What only rows
 /// that are deleted read is told by [`deleted::access`].
 fn accesses(graph: &JobGraph, op: &Operator) -> Vec<Access> {
-    let access = |port, key: &[usize], vnode: &[usize]| Access {
-        port,
-        key: key.to_vec(),
-        vnode: vnode.to_vec(),
-        deleted: false,
-    };
+    let access = Access::of_input;
     let merged =
         |table: usize| graph.tables.get(table).is_some_and(|t| t.class == AccessClass::Merge);
     let mut found = match op {
-        Operator::Aggregate(a) if !merged(a.table) => vec![access(0, &a.group, &a.vnode)],
+        Operator::Aggregate(a) => accesses_of_aggregate(a, merged(a.table)),
         Operator::TopN(t) => vec![access(0, &t.group, &t.vnode)],
         Operator::Window(w) => vec![access(0, &w.group, &w.vnode)],
         // A row of one side meets the rows of the other side that have its key.

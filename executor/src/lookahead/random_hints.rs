@@ -6,6 +6,7 @@
 //! whatever holds without them must hold with them.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::iter;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array, new_null_array};
@@ -34,8 +35,8 @@ const DELAYED: usize = 16;
 /// See the module.
 pub struct RandomHints {
     inner: Box<dyn Operator>,
-    /// The key columns of each port.
-    keys: Vec<Vec<usize>>,
+    /// What is read by key ([`millrace_graph::lookahead::Lookahead::port`]): the input, and its columns that are the key.
+    keys: Vec<(usize, Vec<usize>)>,
     /// A lookup that keeps what rows had met that are deleted.
     lookup: Option<millrace_graph::Lookup>,
     recent: VecDeque<(usize, RecordBatch)>,
@@ -69,14 +70,18 @@ impl RandomHints {
     fn announce(&mut self) -> Result<(), ExecError> {
         while self.below(2) == 0 {
             let at = self.below(self.recent.len() as u64) as usize;
-            let Some((port, batch)) = self.recent.get(at) else { return Ok(()) };
+            let Some((input, batch)) = self.recent.get(at) else { return Ok(()) };
+            let of_input: Vec<usize> =
+                (0..self.keys.len()).filter(|&port| self.keys[port].0 == *input).collect();
+            let pick = self.below(of_input.len() as u64) as usize;
+            let Some(&port) = of_input.get(pick) else { return Ok(()) };
             let keys = self.below(KEYS) + 1;
             let from = self.below(batch.num_rows() as u64) as usize;
             let rows = (keys as usize).min(batch.num_rows() - from);
             let batch = batch.slice(from, rows);
-            let (port, columns) = match self.told_by(*port, batch.num_columns()) {
+            let (port, columns) = match self.told_by(port, batch.num_columns()) {
                 Some(told_by) => (DELETED_PORT, columns_at(&batch, &told_by)),
-                None => (*port, columns_at(&batch, &self.keys[*port])),
+                None => (port, columns_at(&batch, &self.keys[port].1)),
             };
             // What is known of a key at one input may be told at another.
             let port = if self.below(4) == 0 { self.other(port) } else { port };
@@ -216,14 +221,20 @@ fn copy(hint: &Hint) -> Hint {
     Hint { node, port, columns, times, due: hint.due.clone(), carried: hint.carried.clone() }
 }
 
-/// The key columns of each input of a node.
-fn keys_of(node: &Node) -> Vec<Vec<usize>> {
+/// What a node reads by key: by port the input, and its columns that are the key.
+fn keys_of(node: &Node) -> Vec<(usize, Vec<usize>)> {
     match &node.op {
-        Op::Aggregate(p) => vec![p.group.clone()],
-        Op::TopN(p) => vec![p.group.clone()],
-        Op::Window(p) => vec![p.group.clone()],
-        Op::Join(p) if !p.null_aware => vec![p.left.keys.clone(), p.right.keys.clone()],
-        Op::Lookup(p) => vec![p.left_keys.clone(), p.right.keys.clone()],
+        Op::Aggregate(p) => {
+            let values = p.counted_values().into_iter();
+            let values = values.map(|v| [p.group.as_slice(), &[v.arg]].concat());
+            iter::once(p.group.clone()).chain(values).map(|key| (0, key)).collect()
+        }
+        Op::TopN(p) => vec![(0, p.group.clone())],
+        Op::Window(p) => vec![(0, p.group.clone())],
+        Op::Join(p) if !p.null_aware => {
+            vec![(0, p.left.keys.clone()), (1, p.right.keys.clone())]
+        }
+        Op::Lookup(p) => vec![(0, p.left_keys.clone()), (1, p.right.keys.clone())],
         _ => Vec::new(),
     }
 }

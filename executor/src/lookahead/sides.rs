@@ -5,12 +5,12 @@ use std::sync::Arc;
 use millrace_graph::lookahead::{Lookahead, Place};
 
 use super::chain::Chain;
-use super::hint_port;
 use super::slack::{Side, Spot};
+use super::{DELETED_PORT, hint_port};
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);
-/// An operator, its input as hints name it, and the leaf that brings its rows.
+/// An operator, what of its state is read (as hints name it: [`hint_port`]), and the leaf that brings the rows.
 type SideId = (NodeId, usize, NodeId);
 
 /// See the module.
@@ -23,22 +23,23 @@ impl Sides {
         lookaheads: &[(Lookahead, Vec<Place>)],
         is_own: impl Fn(&Lookahead) -> bool,
     ) -> Sides {
-        let mut all: Vec<(SideId, Vec<Spot>)> = Vec::new();
+        // With the rows that each is of.
+        let mut all: Vec<(SideId, usize, Vec<Spot>)> = Vec::new();
         for (l, places) in lookaheads {
             let is_own = is_own(l);
             let found = places.iter().map(|place| Spot { is_own, place: *place });
-            match all.iter_mut().find(|(known, _)| *known == id_of(l)) {
-                Some((_, known)) => {
+            match all.iter_mut().find(|(known, ..)| *known == id_of(l)) {
+                Some((.., known)) => {
                     let new: Vec<Spot> = found.filter(|spot| !known.contains(spot)).collect();
                     known.extend(new);
                 }
-                None => all.push((id_of(l), found.collect())),
+                None => all.push((id_of(l), noted_port(l), found.collect())),
             }
         }
-        let side = |(id, mut spots): (SideId, Vec<Spot>)| {
+        let side = |(id, input, mut spots): (SideId, usize, Vec<Spot>)| {
             // What a relation is made of is seen before it, and rows inside the job last.
             spots.sort_by_key(|spot| (spot.is_own, spot.place == Place::Input));
-            (id, Arc::new(Side::new(id.1, spots)))
+            (id, Arc::new(Side::new(input, spots)))
         };
         Sides(all.into_iter().map(side).collect())
     }
@@ -66,6 +67,11 @@ impl Sides {
         let found = self.0.iter().find(|(id, _)| *id == id_of(lookahead))?;
         Some(Arc::clone(&found.1))
     }
+}
+
+/// What rows of it are noted as: see [`super::slack::EpochNotes`].
+fn noted_port(lookahead: &Lookahead) -> usize {
+    if lookahead.deleted { DELETED_PORT } else { lookahead.input_port }
 }
 
 fn id_of(lookahead: &Lookahead) -> SideId {

@@ -73,6 +73,7 @@ fn by_key() -> Lookahead {
         node: 2,
         port: 1,
         deleted: false,
+        input_port: 1,
         leaf: (0, 0),
         relation: Some(R),
         inside: None,

@@ -20,6 +20,7 @@
 //! with nothing in it. While `complete`, every key that exists is here, so a new key is known to be
 //! absent without a read; evicting an entry that holds something ends that.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use hashbrown::HashTable;
@@ -86,6 +87,8 @@ pub struct KeyTable {
     dirty: Vec<Slot>,
     /// Where walkers see what is resident, while they want to.
     presence: Option<Arc<Presence>>,
+    /// What they tell apart there: the first port of the keys' rows, and one past the last.
+    ports: Range<usize>,
 }
 
 /// What a probe found about a chunk.
@@ -118,7 +121,13 @@ impl KeyTable {
             complete,
             dirty: Vec::new(),
             presence: None,
+            ports: 0..PORTS,
         }
+    }
+
+    /// Walkers know rows of the keys by this port only.
+    pub fn set_port(&mut self, port: usize) {
+        self.ports = port..port + 1;
     }
 
     /// Notes there from now on which keys are [present](Self::note_present) and which leave.
@@ -376,7 +385,7 @@ impl KeyTable {
     /// Rows that come for a slot at an input find what they need: walkers need not tell of them.
     pub fn note_present(&self, slot: Slot, port: usize) {
         if let Some(presence) = &self.presence {
-            presence.set(of_input(self.hashes[slot as usize], port));
+            presence.set(of_input(self.hashes[slot as usize], self.ports.start + port));
         }
     }
 
@@ -517,7 +526,8 @@ impl KeyTable {
     /// Whether a walker has seen rows of an entry coming.
     fn is_seen_coming(&self, slot: Slot) -> bool {
         let hash = self.hashes[slot as usize];
-        let is_due = |p: &Arc<Presence>| (0..PORTS).any(|port| p.is_due(of_input(hash, port)));
+        let is_due =
+            |p: &Arc<Presence>| self.ports.clone().any(|port| p.is_due(of_input(hash, port)));
         self.presence.as_ref().is_some_and(is_due)
     }
 
@@ -541,6 +551,7 @@ impl KeyTable {
         *self = KeyTable {
             hand: self.hand,
             presence: self.presence.take(),
+            ports: self.ports.clone(),
             ..KeyTable::new(self.policy, self.complete)
         };
         true
@@ -553,7 +564,7 @@ impl KeyTable {
             entry.remove();
         }
         if let Some(presence) = &self.presence {
-            (0..PORTS).for_each(|port| presence.clear(of_input(self.hashes[s], port)));
+            self.ports.clone().for_each(|port| presence.clear(of_input(self.hashes[s], port)));
         }
         self.set_due(slot, false);
         self.bytes -= self.bytes_of(slot);

@@ -29,11 +29,13 @@ use crate::operators::Env;
 mod chains;
 mod closed;
 mod hints;
+mod inside;
 mod invariants;
 mod notes;
 
 use self::chains::Chains;
 pub use self::chains::{Met, MostMet};
+pub use self::inside::SeenInside;
 #[cfg(test)]
 pub use hints::MAX_BYTES;
 pub use hints::{MAX_KEYS_AHEAD, MAX_ROWS, few_enough};
@@ -189,7 +191,8 @@ impl<E: Entries> KeyedState<E> {
         state
     }
 
-    /// State inside of an operator whose keyed state is another: it gets no hints, and is not [passed](Self::pass).
+    /// State inside of an operator whose keyed state is another: that one decides whether hints are wanted, and this is
+    /// [passed](Self::pass_inside) with it.
     pub fn inner(entries: E, readers: Vec<KeyReader>, is_empty: bool, env: &Env) -> KeyedState<E> {
         KeyedState {
             keys: KeyTable::new(env.options.eviction, is_empty),
@@ -214,11 +217,6 @@ impl<E: Entries> KeyedState<E> {
             unchecked: 0,
             env: env.clone(),
         }
-    }
-
-    /// The same, where nothing stays in memory from epoch to epoch: without a share of the memory for caches.
-    pub fn without_cache(self) -> KeyedState<E> {
-        KeyedState { limits: Limits::without_cache(&self.env), ..self }
     }
 
     pub fn reader(&self, port: usize) -> &KeyReader {

@@ -6,6 +6,7 @@ use std::ops::Deref;
 
 use arrow::array::{Array, ArrayRef, BinaryArray, BinaryBuilder, RecordBatch};
 use arrow::buffer::BooleanBuffer;
+use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Schema};
 use arrow_row::Rows;
 use millrace_common::Vnode;
@@ -123,13 +124,39 @@ impl KeyReader {
         columns: &[usize],
         vnode: &[usize],
     ) -> Result<KeyReader, ExecError> {
-        Ok(KeyReader {
+        let types = columns.iter().map(|&c| schema.field(c).data_type().clone()).collect();
+        let codec = KeyCodec::for_columns(schema, columns)?;
+        Ok(KeyReader::of_types(columns, vnode, types, codec))
+    }
+
+    /// Of these columns, and behind them another one, which is encoded in this order.
+    pub fn with_last(
+        schema: &Schema,
+        columns: &[usize],
+        vnode: &[usize],
+        (last, order): (usize, SortOptions),
+    ) -> Result<KeyReader, ExecError> {
+        let all = [columns, &[last]].concat();
+        let types: Vec<DataType> =
+            all.iter().map(|&c| schema.field(c).data_type().clone()).collect();
+        let orders = columns.iter().map(|_| SortOptions::default()).chain([order]);
+        let codec = KeyCodec::with_options(types.iter().cloned().zip(orders))?;
+        Ok(KeyReader::of_types(&all, vnode, types, codec))
+    }
+
+    fn of_types(
+        columns: &[usize],
+        vnode: &[usize],
+        types: Vec<DataType>,
+        codec: KeyCodec,
+    ) -> KeyReader {
+        KeyReader {
             columns: columns.to_vec(),
             vnode: vnode.to_vec(),
             vnode_in_key: vnode.iter().map(|v| columns.iter().position(|c| c == v)).collect(),
-            types: columns.iter().map(|&c| schema.field(c).data_type().clone()).collect(),
-            codec: KeyCodec::for_columns(schema, columns)?,
-        })
+            types,
+            codec,
+        }
     }
 
     pub fn codec(&self) -> &KeyCodec {

@@ -12,7 +12,7 @@ pub fn access(nodes: &[Node], node: &Node) -> Option<Access> {
     let Operator::Lookup(lookup) = &node.op else { return None };
     let left = nodes.get(*node.inputs.first()?)?;
     let key = lookup.told_by(left.schema.fields().len())?;
-    Some(Access { port: 0, key, vnode: lookup.left_vnode.clone(), deleted: true })
+    Some(Access { deleted: true, ..Access::of_input(0, &key, &lookup.left_vnode) })
 }
 
 /// Whether an operator deletes rows because rows of its input are deleted, and for no others. Those that compute rows of

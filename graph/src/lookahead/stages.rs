@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 8;
 /// Demands on one port.
 const MAX_DEMANDS: usize = 16;
 
-/// A port whose rows read keyed state.
+/// Keyed state that rows of an input read.
 pub struct Port {
     pub node: NodeId,
     pub access: Access,
@@ -66,7 +66,7 @@ fn ports(graph: &JobGraph) -> Vec<Port> {
         for (number, operator) in nodes.iter().enumerate() {
             let all = accesses(graph, &operator.op).into_iter();
             for access in all.chain(deleted::access(nodes, operator)) {
-                let Some(&input) = operator.inputs.get(access.port) else { continue };
+                let Some(&input) = operator.inputs.get(access.input_port) else { continue };
                 let time = nodes.get(input).and_then(|n| event_time_column(&n.marks));
                 ports.push(Port::new((fragment, number), access, input, time));
             }

@@ -61,6 +61,7 @@ pub fn lookahead(
         node: port.node.1,
         port: port.access.port,
         deleted: port.access.deleted,
+        input_port: port.access.input_port,
         leaf,
         relation,
         inside,

@@ -265,7 +265,7 @@ fn check(graph: &JobGraph, all: &[Lookahead], l: &Lookahead) {
     assert_eq!(schema, l.schema);
     let nodes = &graph.fragments[l.fragment].nodes;
     let operator = &nodes[l.node];
-    let input = &nodes[operator.inputs[l.port]].schema;
+    let input = &nodes[operator.inputs[l.input_port]].schema;
     let own = accesses(graph, &operator.op).into_iter();
     let mut own = own.chain(deleted::access(nodes, operator));
     let is_it = |a: &Access| (a.port, a.deleted) == (l.port, l.deleted);

@@ -84,8 +84,8 @@ pub fn behind(
 fn upstream(producer: &JobGraph, of: &Behind) -> Option<Vec<Behind>> {
     let read = read_columns(&of.lookahead);
     let key: Option<Vec<usize>> = read.iter().map(|&c| of.columns.get(c).copied()).collect();
-    let deleted = of.lookahead.deleted;
-    let port = root_port(producer, Access { port: 0, key: key?, vnode: vec![], deleted })?;
+    let access = Access { deleted: of.lookahead.deleted, ..Access::of_input(0, &key?, &[]) };
+    let port = root_port(producer, access)?;
     let mut ways = walk::ways(producer, &port, &[]);
     // Only tables are looked at.
     ways.retain(|way| !matches!(way.end, End::Inside(_)));

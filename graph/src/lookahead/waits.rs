@@ -11,7 +11,7 @@ pub fn may_wait(graph: &JobGraph, l: &Lookahead) -> bool {
         return true;
     }
     let nodes = graph.fragments.get(fragment).map_or(&[][..], |f| &f.nodes);
-    let port = nodes.get(l.node).and_then(|n| n.inputs.get(l.port)).copied();
+    let port = nodes.get(l.node).and_then(|n| n.inputs.get(l.input_port)).copied();
     // Inputs stand before what takes them.
     let mut from_leaf = vec![false; nodes.len()];
     for (at, node) in nodes.iter().enumerate() {

@@ -89,6 +89,10 @@ pub fn ways(graph: &JobGraph, port: &Port, others: &[usize]) -> Vec<Way> {
     let access = &port.access;
     access.key.iter().chain(&access.vnode).chain(others).for_each(|&c| wanted.add(c, true));
     port.time.into_iter().for_each(|c| wanted.add(c, false));
+    let wanted = match access.filter {
+        Some(filter) => wanted.with_filter(&placeholder(filter)),
+        None => wanted,
+    };
     let mut walk = Walker { graph, deleted: access.deleted, found: vec![], visits: 0 };
     walk.visit((port.node.0, port.input), wanted, Trail::default());
     walk.found

@@ -22,6 +22,36 @@ pub struct Aggregate<S = Option<ValueTable>, T = usize> {
     pub table: T,
 }
 
+/// A value table of which rows read, when they come, how often their value occurs in their group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedValues {
+    pub table: usize,
+    /// Input columns: the value, and the one that must be true.
+    pub arg: usize,
+    pub filter: Option<usize>,
+}
+
+impl Aggregate {
+    /// The value tables of DISTINCT calls, in the order of these. Others are read only when a retraction may have taken a
+    /// result away, or at the barrier.
+    pub fn counted_values(&self) -> Vec<CountedValues> {
+        let mut found: Vec<CountedValues> = Vec::new();
+        for call in &self.calls {
+            let is_extreme = matches!(call.func, AggFunc::Min | AggFunc::Max);
+            if is_extreme || call.func.is_collected() {
+                continue;
+            }
+            let (Some(ValueTable { table, .. }), Some(arg)) = (call.state, call.arg) else {
+                continue;
+            };
+            if !found.iter().any(|known| known.table == table) {
+                found.push(CountedValues { table, arg, filter: call.filter });
+            }
+        }
+        found
+    }
+}
+
 impl<S, T> Aggregate<S, T> {
     /// The input's columns that decide the results.
     pub fn columns_read(&self) -> Vec<usize> {

@@ -83,9 +83,16 @@ fn line(
 }
 
 /// The operator whose rows read state, by its name, its port, whether only deleted rows do, and what tells it from others:
-/// its state tables.
+/// its state tables, or that of the values that are read.
 fn operator(graph: &JobGraph, l: &Lookahead) -> String {
     let Some(node) = node(graph, (l.fragment, l.node)) else { return String::new() };
+    if let Operator::Aggregate(a) = &node.op
+        && let Some(number) = l.port.checked_sub(1)
+    {
+        let tables: Vec<usize> =
+            a.counted_values().get(number).map(|v| v.table).into_iter().collect();
+        return format!("{} values{}", name(&node.op), state(&tables));
+    }
     let port = match (node.inputs.len(), l.port) {
         (2, 0) if l.deleted => " left, deleted rows",
         (2, 0) => " left",

@@ -90,17 +90,19 @@ impl Aggregate {
             .iter()
             .map(|call| Accumulator::new(call, input))
             .collect::<Result<Vec<_>, _>>()?;
-        let values = ValueTables::new(&aggregate.calls, input, tables, &env)?;
+        let values = ValueTables::new(aggregate, input, tables, &env)?;
         let width = aggregate.group.len();
         let reader = KeyReader::new(input, &aggregate.group, &aggregate.vnode)?;
         let is_empty = table.is_empty();
         let groups = Groups::new(table, width, accumulators, values);
+        let mut state = KeyedState::new(groups, vec![reader], is_empty, &env);
+        state.entries.values.share_presence(state.keys.presence());
         Ok(Box::new(Aggregate {
             group_width: width,
             output_schema: super::nullable(&node.schema),
             old_schema: old_schema(&aggregate.calls),
             calls: aggregate.calls.clone(),
-            state: KeyedState::new(groups, vec![reader], is_empty, &env),
+            state,
             old: Vec::new(),
             old_bytes: 0,
             held: HeldUntilBarrier::new(&env),
@@ -314,7 +316,7 @@ impl Aggregate {
     /// Waits for a read, of groups or of their values: groups that have come, or nothing more to do.
     async fn next_answer(&mut self) -> Result<Option<Answers<Request>>, ExecError> {
         let (groups, Groups { values, .. }, keys) = self.state.parts();
-        if values.is_idle() {
+        if values.is_idle() && !values.is_prefetching() {
             return Ok(Some(groups.completed().await?));
         }
         if groups.is_idle() {
@@ -328,7 +330,9 @@ impl Aggregate {
     }
 
     async fn complete_fetches(&mut self, out: &mut Output) -> Result<(), ExecError> {
-        let Some(answers) = self.next_answer().await? else { return Ok(()) };
+        let Some(answers) = self.next_answer().await? else {
+            return self.state.entries.values.make_room();
+        };
         for Ready { chunk, slots, .. } in self.state.take_in(answers)? {
             self.run(&chunk, &slots)?;
         }
@@ -394,12 +398,17 @@ impl Operator for Aggregate {
         self.state.is_fetching() || !self.state.entries.values.is_idle()
     }
 
+    /// The first port is that of the groups, each other one of a value table's.
     fn hint(&mut self, port: usize, hint: &Hint) -> Result<(), ExecError> {
-        self.state.hint(port, hint)
+        if self.state.entries.values.hint(port, hint)? {
+            Ok(())
+        } else {
+            self.state.hint(port, hint)
+        }
     }
 
     fn is_prefetching(&self) -> bool {
-        self.state.is_prefetching()
+        self.state.is_prefetching() || self.state.entries.values.is_prefetching()
     }
 
     fn progress<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {
@@ -410,15 +419,20 @@ impl Operator for Aggregate {
     fn retain(&mut self, _: usize, by: RetentionBy, bound: i64) {
         if let RetentionBy::Value(at) = by {
             self.state.close(at, bound);
+            self.state.entries.values.close(at, bound);
         }
     }
 
     fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
         self.state.watermark(port, columns);
+        self.state.entries.values.watermark(port, columns);
     }
 
     fn time(&mut self, epoch: Epoch) {
+        let seen = self.state.entries.values.pass(epoch);
+        seen.iter().for_each(|seen| self.state.note_inside(seen));
         self.state.pass(epoch);
+        self.state.entries.values.share_presence(self.state.keys.presence());
     }
 
     fn barrier<'a>(&'a mut self, out: &'a mut Output) -> BoxFuture<'a, Result<(), ExecError>> {

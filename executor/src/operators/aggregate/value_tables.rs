@@ -1,7 +1,8 @@
 //! The value tables of one aggregate and the reads of them under way.
 //!
 //! Reads go out when rows arrive, a chunk's together: the counts of DISTINCT values that are not in memory, and
-//! the best values of groups whose MIN or MAX a retraction may have taken away. Nothing is written to a value table before the
+//! the best values of groups whose MIN or MAX a retraction may have taken away. The counts are read ahead of rows where
+//! hints announce these; what a retraction may take away is known with the row only. Nothing is written to a value table before the
 //! barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
 //! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
 //! are) is asked of all tables together at the barrier, in one round.
@@ -10,21 +11,26 @@
 //! rest of the epoch begins with. Only changes that leave no value with a negative count are made before the
 //! barrier, because a read does not show such a count.
 
+use std::sync::Arc;
+
 use arrow::buffer::BooleanBuffer;
 use arrow::datatypes::SchemaRef;
 use futures::future::{BoxFuture, select_all};
 use futures::{FutureExt, TryFutureExt};
-use millrace_common::DeltaChunk;
 use millrace_common::collections::{HashMap, HashSet};
+use millrace_common::{DeltaChunk, Epoch};
 use millrace_functions::aggregate_kind::AggFunc;
-use millrace_graph::AggCall;
+use millrace_graph::Aggregate;
 use millrace_storage::{Found, Lookup, MemRun};
 
 use super::accumulator::{Accumulator, Rows};
 use super::values::{Request, ValueTable};
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
+use crate::lookahead::Hint;
+use crate::lookahead::presence::Presence;
 use crate::operators::Env;
+use crate::state::keyed::SeenInside;
 use crate::state::{Fetches, KeyTable, Slot, StateTable};
 
 /// Reads under way before the barrier, at most.
@@ -51,6 +57,8 @@ struct Asked {
 #[derive(Default)]
 pub struct ValueTables {
     tables: Vec<ValueTable>,
+    /// Positions of those of [`Aggregate::counted_values`].
+    counted: Vec<usize>,
     reads: Fetches<Asked>,
     /// Of the keys of `reads`.
     bytes: usize,
@@ -59,13 +67,14 @@ pub struct ValueTables {
 impl ValueTables {
     /// One table for each that the calls name.
     pub fn new(
-        calls: &[AggCall],
+        aggregate: &Aggregate,
         input: &SchemaRef,
         tables: &mut dyn FnMut(usize) -> Result<Box<dyn StateTable>, ExecError>,
         env: &Env,
     ) -> Result<ValueTables, ExecError> {
         let mut at: HashMap<usize, usize> = HashMap::default();
         let mut made: Vec<ValueTable> = Vec::new();
+        let (calls, counted) = (&aggregate.calls, aggregate.counted_values());
         for (i, call) in calls.iter().enumerate() {
             let Some(local) = call.state.map(|state| state.table) else { continue };
             let at = match at.get(&local) {
@@ -75,10 +84,10 @@ impl ValueTables {
                         || calls.iter().filter(|c| c.state.is_some_and(|v| v.table == local));
                     let is_extreme = |f: AggFunc| matches!(f, AggFunc::Min | AggFunc::Max);
                     let extremes = of_table().any(|c| is_extreme(c.func));
-                    let distinct =
-                        of_table().any(|c| !is_extreme(c.func) && !c.func.is_collected());
-                    let (table, kinds) = (tables(local)?, (distinct, extremes));
-                    made.push(ValueTable::new(table, call, kinds, input, env)?);
+                    let number = counted.iter().position(|values| values.table == local);
+                    let kinds = (number.map(|number| 1 + number), extremes);
+                    let of = (aggregate, call);
+                    made.push(ValueTable::new(tables(local)?, of, kinds, input, env)?);
                     at.insert(local, made.len() - 1);
                     made.len() - 1
                 }
@@ -89,7 +98,8 @@ impl ValueTables {
                 _ => made[at].add_distinct(i),
             }
         }
-        Ok(ValueTables { tables: made, reads: Fetches::default(), bytes: 0 })
+        let counted = counted.iter().filter_map(|values| at.get(&values.table).copied()).collect();
+        Ok(ValueTables { tables: made, counted, reads: Fetches::default(), bytes: 0 })
     }
 
     /// There are no value tables.
@@ -102,9 +112,47 @@ impl ValueTables {
         self.tables.iter().all(ValueTable::is_empty)
     }
 
-    /// No read is under way.
+    /// No read is under way that rows wait for.
     pub fn is_idle(&self) -> bool {
         self.reads.is_empty() && !self.tables.iter().any(ValueTable::is_fetching)
+    }
+
+    /// Counts are being read that no row waits for.
+    pub fn is_prefetching(&self) -> bool {
+        self.tables.iter().any(ValueTable::is_prefetching)
+    }
+
+    fn counted_mut(&mut self) -> impl Iterator<Item = &mut ValueTable> {
+        self.tables.iter_mut().filter(|table| table.counts_distinct())
+    }
+
+    /// Rows with values of groups will come; whether the port is that of some.
+    pub fn hint(&mut self, port: usize, hint: &Hint) -> Result<bool, ExecError> {
+        let Some(&at) = port.checked_sub(1).and_then(|number| self.counted.get(number)) else {
+            return Ok(false);
+        };
+        self.tables[at].hint(hint)?;
+        Ok(true)
+    }
+
+    /// An epoch ends, all rows of which have run: what the tables have seen of it.
+    pub fn pass(&mut self, epoch: Epoch) -> Vec<SeenInside> {
+        self.counted_mut().map(|table| table.pass(epoch)).collect()
+    }
+
+    /// Walkers see there which counts are in memory, if they look.
+    pub fn share_presence(&mut self, presence: Option<&Arc<Presence>>) {
+        self.counted_mut().for_each(|table| table.share_presence(presence));
+    }
+
+    /// Groups whose column `at` is below the bound are never asked for again.
+    pub fn close(&mut self, at: usize, bound: i64) {
+        self.counted_mut().for_each(|table| table.close(at, bound));
+    }
+
+    /// The watermarks of the input have moved.
+    pub fn watermark(&mut self, port: usize, columns: &[(usize, i64)]) {
+        self.counted_mut().for_each(|table| table.watermark(port, columns));
     }
 
     fn may_ask(&self) -> bool {
@@ -197,15 +245,16 @@ impl ValueTables {
         self.tables[asked.table].arrived(keys, asked.request, found);
     }
 
-    /// Waits for a read and takes its answer in. Cancel-safe; while one is under way.
+    /// Waits for a read, of those ahead of rows, too, and takes its answer in. Cancel-safe; while one is under way.
     pub async fn completed(&mut self, keys: &KeyTable) -> Result<(), ExecError> {
         let ValueTables { tables, reads, .. } = self;
         let mut waits: Vec<BoxFuture<'_, Result<Vec<(Asked, Found)>, ExecError>>> = Vec::new();
         if !reads.is_empty() {
             waits.push(reads.completed().boxed());
         }
-        let fetching = tables.iter_mut().filter(|table| table.is_fetching());
-        waits.extend(fetching.map(|table| table.counts_arrived().map_ok(|()| Vec::new()).boxed()));
+        let reading =
+            tables.iter_mut().filter(|table| table.is_fetching() || table.is_prefetching());
+        waits.extend(reading.map(|table| table.counts_arrived().map_ok(|()| Vec::new()).boxed()));
         if waits.is_empty() {
             return Ok(());
         }

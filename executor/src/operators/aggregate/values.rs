@@ -7,17 +7,17 @@
 //! Three things are read, in batches for all groups together ([`super::value_tables`] sends them):
 //!
 //! - the old counts of changed DISTINCT values (a value that appears or vanishes counts once) that are not in
-//!   memory, when their rows arrive;
+//!   memory, when their rows arrive, or ahead of these when hints announce them ([`ahead`]);
 //! - the few best values of groups from which a retraction may have taken the result, when it arrives, and
 //!   again at the barrier where the remembered ones have run out. A group whose result cannot have got worse
 //!   is not read: without remembered values, only the retraction of the current result (or better) counts;
 //! - all values of changed groups, for results that are made of all, at the barrier.
 
+mod ahead;
 mod settle;
 mod whole;
 
 use std::collections::BTreeMap;
-use std::hash::BuildHasher;
 
 use arrow::array::{
     Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array, new_empty_array,
@@ -25,9 +25,10 @@ use arrow::array::{
 use arrow::buffer::BooleanBuffer;
 use arrow::compute::{self, SortOptions};
 use arrow::datatypes::{DataType, SchemaRef};
-use millrace_common::collections::{HashMap, HashSet, SeededState};
+use millrace_common::collections::{HashMap, HashSet};
+use millrace_common::hash::hash_more;
 use millrace_common::keys::{KeyCodec, VNODE_BYTES};
-use millrace_graph::AggCall;
+use millrace_graph::{AggCall, Aggregate};
 use millrace_storage::Found;
 
 use self::whole::FIRST_GROUPS;
@@ -40,7 +41,7 @@ use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::operators::Env;
 use crate::state::arena::new_batch;
-use crate::state::keys::storage_keys;
+use crate::state::keys::{KeyReader, storage_keys};
 use crate::state::{KeyBytes, KeyTable, KeyedState, Slot, StateTable};
 
 /// Places of entries that are kept for the next epoch though no entry is.
@@ -50,7 +51,6 @@ const KEPT_PLACES: usize = 2_048;
 pub struct ValueTable {
     /// Entries by group and value. Without DISTINCT calls they hold the epoch's changes only.
     state: KeyedState<ValueCounts>,
-    hash: SeededState,
     /// Of the key that is looked up.
     scratch: Vec<u8>,
     pub arg: usize,
@@ -106,11 +106,12 @@ pub struct Resolving {
 }
 
 impl ValueTable {
-    /// `distinct`, `extremes`: whether such calls share the table.
+    /// That of a call of an aggregate. `port`: by which its values are announced, if they are counted; `extremes`: whether
+    /// such calls share the table.
     pub fn new(
         table: Box<dyn StateTable>,
-        call: &AggCall,
-        (distinct, extremes): (bool, bool),
+        (aggregate, call): (&Aggregate, &AggCall),
+        (port, extremes): (Option<usize>, bool),
         input: &SchemaRef,
         env: &Env,
     ) -> Result<ValueTable, ExecError> {
@@ -125,11 +126,18 @@ impl ValueTable {
         };
         let is_empty = table.is_empty();
         let schema = table.value_schema();
-        let state = KeyedState::inner(ValueCounts::new(table), Vec::new(), is_empty, env);
+        let counts = ValueCounts::new(table);
+        let state = match port {
+            Some(port) => {
+                let Aggregate { group, vnode, .. } = aggregate;
+                let reader = KeyReader::with_last(input, group, vnode, (arg, options))?;
+                KeyedState::inner(counts, vec![reader], is_empty, env).hinted_at(port)
+            }
+            None => KeyedState::inner(counts, Vec::new(), is_empty, env).without_cache(),
+        };
         Ok(ValueTable {
             schema,
-            state: if distinct { state } else { state.without_cache() },
-            hash: SeededState::default(),
+            state,
             scratch: Vec::new(),
             arg,
             filter: call.filter,
@@ -197,6 +205,10 @@ impl ValueTable {
         ask: bool,
     ) -> Result<(), ExecError> {
         let values = self.codec.rows(std::slice::from_ref(arg))?;
+        // As of the key's columns.
+        let mut hashes: Vec<u64> = rows.slots.iter().map(|&slot| keys.hash(slot)).collect();
+        hash_more(&mut hashes, arg)?;
+        let mut used = Vec::with_capacity(rows.slots.len());
         let counts = ask && !self.distinct.is_empty();
         let suspects = ask && !self.extremes.is_empty();
         rows.for_each(|i, s, w| {
@@ -206,7 +218,8 @@ impl ValueTable {
             {
                 self.suspects.push((group, KeyBytes::new(value)));
             }
-            let slot = self.entry(keys, group, value);
+            let slot = self.entry(keys, group, hashes[i], value);
+            used.push(slot);
             if self.state.keys.mark_dirty(slot) {
                 self.state.entries.groups[slot as usize] = group;
                 if counts {
@@ -215,15 +228,15 @@ impl ValueTable {
             }
             self.state.entries.deltas[slot as usize] += w;
         });
+        self.state.note_used(&used);
         Ok(())
     }
 
-    /// The entry of a value, used when its group is.
-    fn entry(&mut self, keys: &KeyTable, group: Slot, value: &[u8]) -> Slot {
+    /// The entry of a value, used when its group is. Its key and the hash are those that a reader of both columns has.
+    fn entry(&mut self, keys: &KeyTable, group: Slot, hash: u64, value: &[u8]) -> Slot {
         self.scratch.clear();
         self.scratch.extend_from_slice(keys.key(group));
         self.scratch.extend_from_slice(value);
-        let hash = self.hash.hash_one(&self.scratch[..]);
         self.state.slot_used_at(hash, keys.vnode(group), &self.scratch, keys.stamp(group))
     }
 

@@ -1,4 +1,4 @@
-//! A join and an aggregate against plain maps, over all short sequences of what can happen to a key: a hint, a row, a
+//! Joins and aggregates against plain maps, over all short sequences of what can happen to a key: a hint, a row, a
 //! retraction, an answer (the first or the last one that is due), a barrier, an eviction, rows of another key. Rows of an
 //! inner join that only add are written blind, and noted beside what is read ahead.
 //!
@@ -6,7 +6,7 @@
 //! of rows complete when the sequence says so, never because a barrier waits for them. The planted bugs of prefetches
 //! must each be noticed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use millrace_common::{Epoch, random_tests};
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::state::accumulator_schema;
 use millrace_graph::{
-    AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, SideState,
+    AggCall, Aggregate, Join, JoinKind, JoinSide, Node, Operator as Op, SideState, ValueTable,
 };
 use millrace_rpc::catalog::RowStorage;
 use parking_lot::RwLock;
@@ -367,6 +367,63 @@ fn aggregate() -> Model {
     }
 }
 
+/// How many rows there are, and how many keys: keys are values of the only group, whose state is always answered.
+fn distinct() -> Model {
+    let call = |arg: Option<usize>, state| AggCall {
+        func: AggFunc::Count,
+        arg,
+        distinct: arg.is_some(),
+        filter: None,
+        output_type: DataType::Int64,
+        state,
+    };
+    let values = ValueTable { table: 1, descending: false };
+    let calls = vec![call(None, None), call(Some(0), Some(values))];
+    let fields: Vec<Field> =
+        calls.iter().map(|c| Field::new("c", c.output_type.clone(), true)).collect();
+    let state = accumulator_schema(&[], &calls, &schema());
+    let value = Arc::new(Schema::new(vec![schema().field(0).clone()]));
+    Model {
+        subject: Subject {
+            node: Node {
+                op: Op::Aggregate(Aggregate { vnode: vec![], group: vec![], calls, table: 0 }),
+                inputs: vec![0],
+                schema: Arc::new(Schema::new(fields)),
+                append_only: false,
+                marks: vec![],
+            },
+            inputs: vec![schema()],
+            tables: vec![
+                FakeTable::new(state, RowStorage::Keyed, None),
+                FakeTable::held(value, RowStorage::Multiset),
+            ],
+            options: ExecOptions::default(),
+            event_time: vec![],
+        },
+        events: vec![
+            Event::Hint(1),
+            Event::Row(0),
+            Event::Retract(0),
+            Event::Ahead,
+            Event::LastAhead,
+            Event::Demand,
+            Event::Barrier,
+            Event::Evict,
+            Event::Other,
+        ],
+        prefixes: vec![
+            (vec![], 0),
+            (vec![Event::Row(0), Event::Row(0), Event::Barrier, Event::Evict], 0),
+            (vec![Event::Row(0), Event::Barrier, Event::Evict, Event::Hint(1)], 0),
+        ],
+        expected: |[rows, _]| {
+            let count: i64 = rows.values().sum();
+            let keys: BTreeSet<Option<i64>> = rows.keys().map(|row| row.0).collect();
+            BTreeMap::from([(vec![count.to_string(), keys.len().to_string()], 1)])
+        },
+    }
+}
+
 fn models() -> Vec<Model> {
     vec![
         join(JoinKind::Inner, RowStorage::Append),
@@ -374,6 +431,7 @@ fn models() -> Vec<Model> {
         join(JoinKind::LeftOuter, RowStorage::Multiset),
         join(JoinKind::LeftOuter, RowStorage::Keyed),
         aggregate(),
+        distinct(),
     ]
 }
 

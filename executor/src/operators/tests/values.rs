@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use arrow::datatypes::{DataType, Field, Schema};
+use millrace_common::Epoch;
+use millrace_common::hash::hash_columns;
+use millrace_common::keys::columns_at;
 use millrace_functions::aggregate_kind::AggFunc;
 use millrace_graph::state::accumulator_schema;
 use millrace_graph::{AggCall, Aggregate, Node, Operator as Op, ValueTable};
@@ -15,7 +18,11 @@ use millrace_rpc::catalog::RowStorage;
 
 use super::fake::FakeTable;
 use super::history::{Row, ZSet, accumulate, chunk, schema};
+use super::model::PLANTED;
 use super::stateful::Subject;
+use crate::lookahead::operator::OperatorLookahead;
+use crate::lookahead::presence::of_input;
+use crate::lookahead::{Due, Hint, HintTimes};
 use crate::operator::{Operator, Output};
 use crate::options::ExecOptions;
 
@@ -72,6 +79,23 @@ impl Turns {
         let mut out = Output::default();
         self.op.push(0, chunk(rows), &mut out).unwrap();
         assert!(out.is_empty());
+    }
+
+    /// Announces rows: their group, for port 0, or their values in the column with the port's number.
+    fn announce(&mut self, port: usize, rows: &[Row]) {
+        let rows: Vec<(Row, i64)> = rows.iter().map(|&row| (row, 1)).collect();
+        let key = if port == 0 { vec![0] } else { vec![0, port] };
+        let columns = columns_at(&chunk(&rows).batch, &key);
+        let (times, due) = (HintTimes::None, Due::default());
+        let hint = Hint { node: 0, port, columns, times, due, carried: None };
+        self.op.hint(port, &hint).unwrap();
+    }
+
+    /// Until nothing is read ahead.
+    fn read_ahead(&mut self) {
+        while self.op.is_prefetching() {
+            turns_of(self.op.progress(&mut Output::default()), &self.turn);
+        }
     }
 
     /// Turns until nothing is under way.
@@ -213,4 +237,86 @@ fn extremes_beyond_what_is_remembered_and_counts_share_a_round() {
     case.push(&gone);
     assert_eq!((case.drain(), case.barrier()), (2, 1));
     case.shows(&["1", "200", "t299", "100"]);
+}
+
+#[test]
+fn counts_of_announced_values_are_there_when_their_rows_come() {
+    let _unplanted = PLANTED.read();
+    for is_announced in [false, true] {
+        let mut case = Turns::new(&COUNTS);
+        case.push(&[(row(1), 1), (row(2), 1)]);
+        assert_eq!((case.drain(), case.barrier()), (1, 0));
+        case.op = case.subject.restart(Some(case.op.as_ref()));
+        if is_announced {
+            (0..=3).for_each(|port| case.announce(port, &[row(1), row(3)]));
+            assert!(case.op.is_prefetching() && !case.op.is_pending() && !case.op.is_full());
+            assert_eq!(case.barrier(), 0, "a barrier does not wait for them");
+            case.read_ahead();
+        }
+        case.push(&[(row(1), -1), (row(3), 1)]);
+        assert_eq!(case.drain(), usize::from(!is_announced));
+        assert_eq!(case.barrier(), 0);
+        case.shows(&["1", "2", "2", "2"]);
+        assert_eq!(case.reads(), [2, 2, 2]);
+    }
+}
+
+#[test]
+fn a_count_that_changes_while_it_is_read_ahead_is_not_taken_from_before() {
+    let _unplanted = PLANTED.read();
+    let mut case = Turns::new(&COUNTS);
+    case.push(&[(row(1), 1)]);
+    assert_eq!((case.drain(), case.barrier()), (1, 0));
+    case.op = case.subject.restart(Some(case.op.as_ref()));
+    (1..=3).for_each(|port| case.announce(port, &[row(1)]));
+    case.push(&[(row(1), 1)]);
+    assert_eq!((case.drain(), case.barrier()), (1, 0));
+    case.read_ahead();
+    case.shows(&["1", "1", "1", "1"]);
+    // It has come twice.
+    case.push(&[(row(1), -1)]);
+    assert_eq!((case.drain(), case.barrier()), (0, 0));
+    case.shows(&["1", "1", "1", "1"]);
+    case.push(&[(row(1), -1)]);
+    assert_eq!((case.drain(), case.barrier()), (0, 0));
+    assert!(case.shown.is_empty());
+}
+
+#[test]
+fn announced_values_that_are_null_or_of_no_table_read_nothing() {
+    let _unplanted = PLANTED.read();
+    let mut case = Turns::new(&COUNTS);
+    let null: Row = (Some(1), None, None, 7);
+    case.announce(1, &[null]);
+    case.announce(2, &[null, null]);
+    assert!(!case.op.is_prefetching());
+    case.announce(1, &[null, row(4)]);
+    case.read_ahead();
+    assert_eq!(case.reads(), [1, 0, 0]);
+    let mut extremes = Turns::new(&[(AggFunc::Min, false), (AggFunc::Max, false)]);
+    (1..=2).for_each(|port| extremes.announce(port, &[row(4)]));
+    assert!(!extremes.op.is_prefetching());
+    assert_eq!(extremes.reads(), [0, 0]);
+}
+
+/// Walkers learn that hints are wanted, and which values need none.
+#[test]
+fn values_that_are_read_switch_hints_on_and_are_told() {
+    let _unplanted = PLANTED.read();
+    let mut case = Turns::new(&COUNTS);
+    let walkers = OperatorLookahead::new(&Arc::default());
+    case.op = case.subject.restart_before(None, &walkers);
+    // Another value of a group in memory: only counts are read.
+    for (n, epoch) in [(1, 2), (2, 3)] {
+        case.push(&[(row(n), 1)]);
+        assert_eq!((case.drain(), case.barrier()), (1, 0));
+        case.op.time(Epoch(epoch));
+        assert!(walkers.is_active());
+    }
+    let presence = walkers.presence().unwrap();
+    let values = columns_at(&chunk(&[(row(2), 1)]).batch, &[0, 1]);
+    let hash = hash_columns(&values, 1).unwrap()[0];
+    assert!(presence.may_be_resident(of_input(hash, 1)));
+    assert!(!presence.may_be_resident(of_input(hash, 0)), "it is no group");
+    assert!(!presence.may_be_resident(of_input(hash, 2)), "nor a value of the next table");
 }

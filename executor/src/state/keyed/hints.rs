@@ -417,9 +417,8 @@ impl<E: Entries> KeyedState<E> {
         }
     }
 
-    /// An epoch ends, all rows of which have run: marks of rows that have not come go, and it is decided whether hints
-    /// are wanted. Reads ahead stay under way.
-    pub fn pass(&mut self, epoch: Epoch) {
+    /// An epoch ends, all rows of which have run: marks of rows that have not come go. Reads ahead stay under way.
+    pub(super) fn pass_marks(&mut self, epoch: Epoch) {
         self.passed = self.passed.max(epoch.0);
         self.give_up();
         self.prune_chains();
@@ -436,6 +435,11 @@ impl<E: Entries> KeyedState<E> {
                 self.epoch_reads.unused += 1;
             }
         }
+    }
+
+    /// [`KeyedState::pass_marks`], and it is decided whether hints are wanted.
+    pub fn pass(&mut self, epoch: Epoch) {
+        self.pass_marks(epoch);
         if is_planted("prefetch-lost-at-barrier") {
             let lost = self.reads.ahead.slots().filter(|&slot| !self.keys.is_fetching(slot));
             for slot in lost.collect::<Vec<Slot>>() {

@@ -1,6 +1,9 @@
 //! What the walk does at each operator.
 
+use millrace_functions::aggregate_kind::AggFunc;
+
 use super::*;
+use crate::{AggCall, ValueTable};
 
 #[test]
 fn a_key_of_the_leaf_needs_no_step() {
@@ -404,6 +407,64 @@ fn state_of_one_key_and_state_that_is_not_read_have_none() {
     let merged = plan.group(left, &[0]);
     plan.tables[merged].class = AccessClass::Merge;
     assert!(plan.found().is_empty());
+}
+
+/// A call with this value table.
+fn call(func: AggFunc, arg: usize, filter: Option<usize>, table: usize) -> AggCall {
+    let distinct = !matches!(func, AggFunc::Min | AggFunc::Max);
+    let state = Some(ValueTable { table, descending: false });
+    AggCall { func, arg: Some(arg), distinct, filter, output_type: DataType::Int64, state }
+}
+
+#[test]
+fn values_that_are_counted_are_looked_up_by_group_and_value() {
+    let calls = [
+        call(AggFunc::Min, 2, None, 7),
+        call(AggFunc::Count, 1, None, 8),
+        call(AggFunc::Count, 2, Some(3), 9),
+        call(AggFunc::StringAgg, 2, None, 10),
+        // It has its values in those of the minimum.
+        call(AggFunc::Sum, 2, None, 7),
+        call(AggFunc::Sum, 1, None, 8),
+    ];
+    let found = |group: &[usize]| {
+        let mut plan = Plan::new();
+        let mut fields: Vec<Field> = ["a", "b", "c"].map(bigint).to_vec();
+        fields.push(Field::new("d", DataType::Boolean, true));
+        let leaf = plan.leaf_of(fields);
+        let counted = plan.group(leaf, group);
+        let Operator::Aggregate(aggregate) = &mut plan.nodes[counted].op else { panic!("groups") };
+        aggregate.calls = calls.to_vec();
+        plan.found()
+    };
+    assert_eq!(
+        found(&[0]),
+        [
+            "1.0 of 0: key (a@0)",
+            "1.1 of 0: key (a@0, b@1) vnode (a@0)",
+            "1.2 of 0: Project a@0, c@2, d@3; Filter d@2; key (a@0, c@1) vnode (a@0)",
+            "1.3 of 0: key (a@0, c@2) vnode (a@0)",
+        ]
+    );
+    // One group is in memory, and not all of its values.
+    assert_eq!(
+        found(&[]),
+        [
+            "1.1 of 0: key (b@1) vnode ()",
+            "1.2 of 0: Project c@2, d@3; Filter d@1; key (c@0) vnode ()",
+            "1.3 of 0: key (c@2) vnode ()",
+        ]
+    );
+}
+
+#[test]
+fn values_of_extremes_alone_are_not_looked_up_by_rows() {
+    let mut plan = Plan::new();
+    let leaf = plan.leaf("a b");
+    let extremes = plan.group(leaf, &[0]);
+    let Operator::Aggregate(aggregate) = &mut plan.nodes[extremes].op else { panic!("groups") };
+    aggregate.calls = vec![call(AggFunc::Min, 1, None, 7), call(AggFunc::Max, 1, None, 8)];
+    assert_eq!(plan.found(), ["1.0 of 0: key (a@0)"]);
 }
 
 #[test]
