@@ -8,7 +8,8 @@
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{ArrowPrimitiveType, IntervalUnit};
 use arrow::datatypes::{
-    DataType, Date32Type, Date64Type, Decimal128Type, Decimal256Type, Float32Type, Float64Type,
+    DataType, Date32Type, Date64Type, Decimal128Type, Decimal256Type, DurationMicrosecondType,
+    DurationMillisecondType, DurationNanosecondType, DurationSecondType, Float32Type, Float64Type,
     Int8Type, Int16Type, Int32Type, Int64Type, IntervalDayTimeType, IntervalMonthDayNanoType,
     IntervalYearMonthType, Time32MillisecondType, Time32SecondType, Time64MicrosecondType,
     Time64NanosecondType, TimeUnit, TimestampMicrosecondType, TimestampMillisecondType,
@@ -153,6 +154,12 @@ fn hash_column(column: &ArrayRef, h: &mut [u64]) -> Result<(), ArrowError> {
             TimeUnit::Nanosecond => primitive::<TimestampNanosecondType>(column, h, |v| v as u64),
         },
         DataType::Interval(unit) => hash_intervals(*unit, column, h),
+        DataType::Duration(unit) => match unit {
+            TimeUnit::Second => primitive::<DurationSecondType>(column, h, |v| v as u64),
+            TimeUnit::Millisecond => primitive::<DurationMillisecondType>(column, h, |v| v as u64),
+            TimeUnit::Microsecond => primitive::<DurationMicrosecondType>(column, h, |v| v as u64),
+            TimeUnit::Nanosecond => primitive::<DurationNanosecondType>(column, h, |v| v as u64),
+        },
         DataType::Utf8 => {
             bytes_like(column.as_string::<i32>().iter().map(|v| v.map(str::as_bytes)), h);
         }
