@@ -1,9 +1,9 @@
 //! The value tables of one aggregate and the reads of them under way.
 //!
 //! Reads go out when rows arrive, a chunk's together: the counts of DISTINCT values that are not in memory, and
-//! the best values of groups whose MIN or MAX a retraction may have taken away. The counts are read ahead of rows where
-//! hints announce these; what a retraction may take away is known with the row only. Nothing is written to a value table before the
-//! barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
+//! the best values of groups whose MIN or MAX a retraction may have taken away. The counts are read ahead of rows that
+//! hints announce; what a retraction may take away is known only with the row. Nothing is written to a value table
+//! before the barrier, so such a read finds what there was when the epoch began, whenever it is answered, and each is
 //! made once an epoch. What then remains (beyond the bounds, or known only when all of the epoch's changes
 //! are) is asked of all tables together at the barrier, in one round.
 //!
