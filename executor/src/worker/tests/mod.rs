@@ -18,6 +18,7 @@ mod sources;
 mod staged;
 mod stream;
 mod tables;
+mod values;
 mod views;
 
 use std::sync::{Arc, OnceLock, Weak};
