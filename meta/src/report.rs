@@ -106,8 +106,8 @@ impl Meta {
         self.shared.log().ok()?.append_wait()
     }
 
-    /// For how long the object store has neither taken the next record of this leader nor said whether it still leads;
-    /// zero: neither is under way, or the store asks for fewer requests. After some seconds another process that the store
+    /// For how long the object store has answered this leader nothing, where it waits for an answer; zero: it answers, though
+    /// it may take its time for a record, or asks for fewer requests. After some seconds another process that the store
     /// answers leads better.
     pub fn store_wait(&self) -> Duration {
         self.shared.log().map(|log| log.store_wait()).unwrap_or_default()

@@ -4,17 +4,24 @@
 //! answer reads from what it knew for ever. So a read is answered only if an append or a probe that *began* less
 //! than [`LEADER_LEASE`] ago showed us at the head of the log. Otherwise one probe (the next record: is there one?)
 //! serves all reads that wait. An idle server makes none.
+//!
+//! Whether the store answers this process at all is known from the same requests ([`Lead::store_wait`]). An append may take
+//! long because its record is large or the store is slow: that alone is no reason to look for another leader. So the store
+//! is asked something small when an append has been under way for a while, and where readers have given up a probe that it
+//! has not answered ([`Lead::watch_store`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use millrace_common::EnvHandle;
 use millrace_common::fault_injection::is_planted;
 use millrace_rpc::log::{LogRecord, decode_frame};
 use millrace_storage::object::{PutProgress, PutWatch};
 use parking_lot::RwLock;
-use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot};
 use tracing::warn;
 
 use super::store::{LogStore, crc};
@@ -24,6 +31,14 @@ use crate::state::MetaState;
 
 /// For how long a proof counts, on a clock that also runs while the machine is suspended.
 pub const LEADER_LEASE: Duration = Duration::from_secs(2);
+/// After so long an append, or a probe that was not answered, has the store asked.
+const ASK_AFTER: Duration = Duration::from_millis(500);
+/// The store is asked again after so long, and up to so long, while it answers nothing: a new request may get through where
+/// an earlier one does not.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+const ASK_AGAIN_MOST: Duration = Duration::from_secs(4);
+/// An append that takes so long, several attempts, will not succeed here, whatever else the store answers.
+const STUCK: Duration = Duration::from_secs(20);
 
 /// How the store takes appends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,15 +78,6 @@ impl Drop for Append<'_> {
     }
 }
 
-/// A probe, while it is under way.
-struct Probe<'a>(&'a Lead);
-
-impl Drop for Probe<'_> {
-    fn drop(&mut self) {
-        *self.0.probe_began.lock() = None;
-    }
-}
-
 struct Appending {
     number: u64,
     /// On the clock of [`Env::since_boot`](millrace_common::Env::since_boot).
@@ -99,8 +105,11 @@ pub struct Lead {
     appending: parking_lot::Mutex<Option<Appending>>,
     /// Attempts to append beyond the first.
     retries: AtomicU64,
-    /// Since when the probe under way has been, on the same clock as appends; one is at a time.
-    probe_began: parking_lot::Mutex<Option<Duration>>,
+    /// When the first began of the probes that the store has not answered, on the same clock as appends; also where who has
+    /// asked waits no longer.
+    asked: parking_lot::Mutex<Option<Duration>>,
+    /// Told when an append or a probe begins.
+    begun: Notify,
     probing: Mutex<()>,
     checks: mpsc::Sender<Check>,
 }
@@ -131,16 +140,18 @@ impl Lead {
             proven: AtomicU64::default(),
             appending: parking_lot::Mutex::default(),
             retries: AtomicU64::default(),
-            probe_began: parking_lot::Mutex::default(),
+            asked: parking_lot::Mutex::default(),
+            begun: Notify::new(),
             probing: Mutex::default(),
             checks,
         };
         (Arc::new(lead), asked)
     }
 
-    /// Something that began then has shown us at the head.
+    /// Something that began then has shown us at the head: the store has answered.
     pub fn proven(&self, began: Duration) {
         self.proven.fetch_max(began.as_nanos() as u64, Ordering::AcqRel);
+        *self.asked.lock() = None;
     }
 
     /// The append of record `number` begins: it is under way until the answer is dropped.
@@ -148,6 +159,7 @@ impl Lead {
         let watch = PutWatch::default();
         let began = self.env.since_boot();
         *self.appending.lock() = Some(Appending { number, began, watch: watch.clone() });
+        self.begun.notify_one();
         Append { lead: self, watch }
     }
 
@@ -171,17 +183,80 @@ impl Lead {
         }
     }
 
-    /// For how long the store has answered neither the append under way nor the probe under way, whichever began first;
-    /// zero: neither is, or the store asks for fewer requests, which it would of another leader as well.
+    /// For how long the store has answered nothing that it was asked, from the first probe that it has not answered, or has
+    /// not taken the append under way, where that is too long whatever it answers. Zero: it answers, was asked nothing, or
+    /// asks for fewer requests, which it would of another leader as well.
     pub fn store_wait(&self) -> Duration {
         let append = self.append_wait();
         if append.as_ref().is_some_and(|append| append.progress.held) {
             return Duration::ZERO;
         }
-        let probe =
-            self.probe_began.lock().map(|began| self.env.since_boot().saturating_sub(began));
-        let append = append.map(|append| append.waiting);
-        append.max(probe).unwrap_or_default()
+        let stuck = append.map(|append| append.waiting).filter(|waiting| *waiting >= STUCK);
+        self.asked_for().max(stuck).unwrap_or_default()
+    }
+
+    /// Since the first probe began that is not answered; `None`: all are.
+    fn asked_for(&self) -> Option<Duration> {
+        let first = *self.asked.lock();
+        first.map(|first| self.env.since_boot().saturating_sub(first))
+    }
+
+    /// The store is asked something small now.
+    fn begin_probe(&self) {
+        let now = self.env.since_boot();
+        self.asked.lock().get_or_insert(now);
+    }
+
+    /// Asks the store where an append or a probe takes long, until it answers. Returns when the writer has ended.
+    pub async fn watch_store(self: Arc<Lead>) {
+        tokio::select! {
+            biased;
+            () = self.checks.closed() => {}
+            () = self.ask_when_due() => {}
+        }
+    }
+
+    async fn ask_when_due(&self) {
+        loop {
+            self.begun.notified().await;
+            while let Some(mut pause) = self.asks_in() {
+                if pause.is_zero() {
+                    self.ask_store().await;
+                    pause = ASK_AGAIN;
+                }
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+
+    /// When the store is to be asked; `None`: nothing is under way, and all probes were answered.
+    fn asks_in(&self) -> Option<Duration> {
+        let append = self.append_wait().map(|append| append.waiting);
+        Some(ASK_AFTER.saturating_sub(append.max(self.asked_for())?))
+    }
+
+    /// Returns when the store has answered.
+    async fn ask_store(&self) {
+        let record = self.state.read().number;
+        let mut asked = FuturesUnordered::new();
+        let mut pause = ASK_AGAIN;
+        loop {
+            self.begin_probe();
+            asked.push(self.store.answers(record));
+            let answered = async {
+                while let Some(answers) = asked.next().await {
+                    if answers {
+                        return;
+                    }
+                }
+                std::future::pending().await
+            };
+            if tokio::time::timeout(pause, answered).await.is_ok() {
+                *self.asked.lock() = None;
+                return;
+            }
+            pause = (pause * 2).min(ASK_AGAIN_MOST);
+        }
     }
 
     /// Since the latest proof began.
@@ -202,9 +277,10 @@ impl Lead {
         if self.age() < LEADER_LEASE || is_planted("stale-lead-read") {
             return Ok(());
         }
+        // Not taken back where the reader gives up: the store has not answered it.
+        self.begin_probe();
+        self.begun.notify_one();
         let _one = self.probing.lock().await;
-        *self.probe_began.lock() = Some(self.env.since_boot());
-        let _probe = Probe(self);
         let mut pause = RETRY_MIN;
         while self.age() >= LEADER_LEASE {
             match self.probe().await {

@@ -113,6 +113,7 @@ impl LogWriter {
         let term = writer.term;
         let (queue, receiver) = mpsc::channel(QUEUE);
         spawn("write the log", writer.run(receiver, checks, deposed_tx));
+        spawn("ask the object store", Arc::clone(&lead).watch_store());
         Ok((LogWriter { queue, lead, clock, deposed }, term))
     }
 
@@ -147,7 +148,7 @@ impl LogWriter {
         self.lead.append_wait()
     }
 
-    /// For how long the store has answered neither appends nor probes.
+    /// For how long the store has answered nothing.
     pub fn store_wait(&self) -> Duration {
         self.lead.store_wait()
     }
