@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use millrace_common::{RelationId, SqlError};
+use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_frontend::cluster::{JobRow, job_row};
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken, is_skewed};
@@ -40,8 +40,8 @@ use crate::standalone::{
 };
 use crate::usage::UsageSource;
 
-/// How often a leader looks whether others know of a later one.
-const LOOK: Duration = Duration::from_millis(500);
+/// How often a leader looks whether others know of a later one, and for how long the object store has not answered it.
+const LOOK: Duration = Duration::from_millis(200);
 /// How long a leader that ends waits until the log has it that it leads no longer.
 const RESIGN: Duration = Duration::from_secs(2);
 /// Before a claim that has failed is tried again; because of the clock, which costs the store some requests.
@@ -237,48 +237,73 @@ impl Seat {
             let identity = Arc::clone(&identity);
             tokio::spawn(async move { tell_deposed(&before, &identity).await });
         }
-        begin_to_lead(&self.config.process, &meta).await;
+        // The log names it already: others are to know if the object store does not answer it.
+        tokio::select! {
+            biased;
+            reason = self.lost(&meta) => {
+                self.give_up().await;
+                return Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, reason).into());
+            }
+            begun = self.begin(&meta, identity) => begun?,
+        }
+        Ok(true)
+    }
+
+    /// Serves as the leader once it may.
+    async fn begin(&self, meta: &Arc<Meta>, identity: Arc<Identity>) -> Result<(), StartError> {
+        begin_to_lead(&self.config.process, meta).await;
         let connect = Peers {
             identity,
             admission: Arc::clone(&self.admission),
             fenced: Arc::clone(&self.fenced),
         };
         meta.start_cluster(Arc::new(connect)).await?;
-        set_root_password(&self.config.process.access, &meta).await?;
+        set_root_password(&self.config.process.access, meta).await?;
         // Frontends find it in the log.
-        let _ = own_secret(&meta, false).await;
-        let _ = self.slot.set(Arc::clone(&meta) as Arc<dyn MetaControl>);
-        let _ = self.operator.set(Arc::clone(&meta) as Arc<dyn OperatorService>);
+        let _ = own_secret(meta, false).await;
+        let _ = self.slot.set(Arc::clone(meta) as Arc<dyn MetaControl>);
+        let _ = self.operator.set(Arc::clone(meta) as Arc<dyn OperatorService>);
         self.admission.lead(meta.term());
-        tell_start(&self.config.process, &meta, self.began);
-        Ok(true)
+        tell_start(&self.config.process, meta, self.began);
+        Ok(())
     }
 
     /// Ends the process when another one leads, as the log says or whoever has called.
     async fn watch(&self, meta: &Meta) {
+        let reason = self.lost(meta).await;
+        self.give_up().await;
+        self.ending.end(reason);
+    }
+
+    /// Returns when this process may lead no longer, and why. Until then others are told for how long the object store has
+    /// not answered it.
+    async fn lost(&self, meta: &Meta) -> String {
         let (began, term) = (Instant::now(), meta.term());
         let mut has_led_long = false;
-        let reason = loop {
+        loop {
             if let Ok(reason) = tokio::time::timeout(LOOK, meta.deposed()).await {
-                break reason.to_string();
+                return reason.to_string();
             }
             let told = self.identity.get().map_or(0, |identity| identity.told_term());
             let met = self.admission.term().max(told);
             if met > term {
-                break MetaError::Deposed { term: met }.to_string();
+                return MetaError::Deposed { term: met }.to_string();
             }
             if let Some(skew) = meta.clock_skew() {
-                break skew.to_string();
+                return skew.to_string();
             }
             self.admission.set_log_wait(meta.store_wait());
-            if !has_led_long && began.elapsed() > LED_LONG {
+            if !has_led_long && self.admission.leads() && began.elapsed() > LED_LONG {
                 has_led_long = true;
                 self.note(Leadership::has_led_long).await;
             }
-        };
+        }
+    }
+
+    /// It answers as a leader no longer.
+    async fn give_up(&self) {
         self.admission.resign();
         self.note(Leadership::was_deposed).await;
-        self.ending.end(reason);
     }
 
     /// Writes something down in the data directory.
@@ -375,5 +400,63 @@ fn write_behind(meta: &Meta, text: &mut String) {
         let role = format!("{role:?}").to_lowercase();
         let behind = last.saturating_sub(applied);
         let _ = writeln!(text, "{name}{{incarnation=\"{incarnation}\",role=\"{role}\"}} {behind}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_rpc::remote::{CallLimits, Handshake, Peer};
+    use millrace_storage::sim::{Faults, Profile, SimStore};
+
+    use super::super::{Auth, Role};
+    use super::*;
+    use crate::config::Config;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn who_is_about_to_lead_tells_that_the_store_does_not_answer() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let sim = SimStore::in_memory(Profile::INSTANT, 1);
+        let store: Arc<dyn ObjectStore> = Arc::new(sim.clone());
+        // One has led at its address and has not resigned: its lease is waited for.
+        let before = MetaOptions {
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            address: address.clone(),
+            ..MetaOptions::new(Arc::clone(&store))
+        };
+        drop(Meta::open(before).await.unwrap());
+        let config = RoleConfig {
+            role: Role::Meta,
+            process: Config { listen: address.clone(), ..Config::embedded(dir.path()) },
+            metas: Vec::new(),
+            insecure_rpc: false,
+            rpc_tls: None,
+            auth: Auth::default(),
+        };
+        let overrides = Overrides { object_store: Some(store), ..Overrides::default() };
+        let start = async move { MetaProcess::start(config, overrides).await.map(drop) };
+        let _starting = AbortOnDropHandle::new(tokio::spawn(start));
+
+        let identity = Arc::new(Identity::follower());
+        let peer = Peer::new(&address, identity, CallLimits::default()).unwrap();
+        let says = async |what: fn(&Handshake) -> bool| {
+            loop {
+                match peer.handshake().await {
+                    Ok(said) if what(&said) => break said,
+                    _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
+        };
+        let claimed = says(|said| said.incarnation != 0);
+        assert!(!tokio::time::timeout(LIMIT, claimed).await.unwrap().leads);
+        // The secret of the cluster is still to be logged.
+        sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
+        let waits = says(|said| said.log_wait > Duration::from_secs(1));
+        assert!(!tokio::time::timeout(LIMIT, waits).await.unwrap().leads);
     }
 }
