@@ -86,8 +86,12 @@ impl Leadership {
 }
 
 /// A process has just taken the lead: returns when none of its predecessors can answer a read any more. Where one is not
-/// known to be dead, that is a quarter longer than its lease, because clocks do not run alike.
-pub async fn outwait_predecessors(meta: &Meta, known: &Leadership) {
+/// known to be dead, that is a quarter longer than its lease, because clocks do not run alike, or when `stopped` completes.
+pub async fn outwait_predecessors(
+    meta: &Meta,
+    known: &Leadership,
+    stopped: impl Future<Output = ()>,
+) {
     if meta.predecessors().iter().all(|nonce| known.proves_dead(*nonce)) {
         return;
     }
@@ -96,7 +100,9 @@ pub async fn outwait_predecessors(meta: &Meta, known: &Leadership) {
         ms = wait.as_millis() as u64,
         "the lease of the leader before may not be over yet: waits"
     );
-    tokio::time::sleep(wait).await;
+    if tokio::time::timeout(wait, stopped).await.is_ok() {
+        info!("the leader before has stopped");
+    }
 }
 
 #[cfg(test)]

@@ -184,7 +184,7 @@ impl Standalone {
                 .await?;
         // A store that a test has given is this process's own.
         if lock.is_some() {
-            begin_to_lead(&config, &meta).await;
+            begin_to_lead(&config, &meta, std::future::pending()).await;
         }
         let shutdown = CancellationToken::new();
         candidate.lead(&meta, &shutdown);
@@ -507,12 +507,13 @@ pub(crate) async fn take_lead(
     Ok(meta)
 }
 
-/// Returns when this process, which has just taken the lead, may acknowledge what it does.
-pub(crate) async fn begin_to_lead(config: &Config, meta: &Meta) {
+/// Returns when this process, which has just taken the lead, may acknowledge what it does. `stopped` completes when its
+/// predecessors are known to answer no read any more.
+pub(crate) async fn begin_to_lead(config: &Config, meta: &Meta, stopped: impl Future<Output = ()>) {
     let data_dir = config.data_dir.clone();
     let own = tokio::task::spawn_blocking(move || Leadership::read(&data_dir)).await;
     let mut own = own.unwrap_or_default();
-    outwait_predecessors(meta, &own).await;
+    outwait_predecessors(meta, &own, stopped).await;
     // Not before: if this process dies while it waits, the next one must wait, too.
     let nonce = meta.nonce();
     if let Err(error) = tokio::task::spawn_blocking(move || own.lead(nonce)).await {

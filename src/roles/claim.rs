@@ -12,7 +12,10 @@ use tokio::time::Instant;
 /// A leader that nothing was heard of for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
 /// A leader that the object store has not answered about the log for so long is cut off from it.
-pub const CUT_OFF: Duration = Duration::from_secs(4);
+pub const CUT_OFF: Duration = Duration::from_secs(3);
+/// After so long a standby reads the log: by the time that the leader counts as cut off, it is to have seen for [`LOST`]
+/// that no record comes.
+pub const DOUBTFUL: Duration = CUT_OFF.saturating_sub(LOST);
 /// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off.
 const ALONE: Duration = Duration::from_secs(6);
 /// What each standby waits longer than the one before it.

@@ -77,15 +77,17 @@ impl Asker {
 }
 
 /// Has the process at this address, which led before, learn from a handshake of the term of `identity`, if it answers: it
-/// ends then, and with it the calls that wait there.
-pub async fn tell_deposed(address: &str, identity: &Arc<Identity>) {
+/// ends then, and with it the calls that wait there. Returns its incarnation when it has answered that it leads no longer:
+/// a call that comes there after that is refused.
+pub async fn tell_deposed(address: &str, identity: &Arc<Identity>) -> Option<u64> {
     let asker = Asker::new(Arc::clone(identity));
     for _ in 0..TELLS {
-        if asker.ask(address).await.is_ok() {
-            return;
+        if let Ok(said) = asker.ask(address).await {
+            return (!said.leads).then_some(said.incarnation);
         }
         tokio::time::sleep(PAUSE).await;
     }
+    None
 }
 
 /// The leader that was found.
@@ -260,6 +262,23 @@ mod tests {
         let heartbeat = Heartbeat { incarnation, ..Heartbeat::default() };
         RemoteMeta::new(test.peer.clone()).beat(heartbeat).await.unwrap();
         test.finds_the_second().await;
+    }
+
+    /// Its successor need not wait for its lease: no call that comes later is answered.
+    #[tokio::test]
+    async fn a_leader_that_hears_of_its_successor_has_stopped() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let meta = Meta::open(MetaOptions::new(store)).await.unwrap();
+        let (admission, address) = may_lead(&meta).await;
+        admission.lead(1);
+        admission.set_incarnation(7);
+        let tell = async |term| tell_deposed(&address, &Arc::new(Identity::new(term, 9))).await;
+        assert_eq!(tell(1).await, None, "it leads on");
+        assert_eq!(tell(2).await, Some(7));
+        let identity = Arc::new(Identity::follower());
+        let peer = Peer::new(&address, identity, CallLimits::default()).unwrap();
+        let asked = RemoteMeta::new(peer).beat(Heartbeat::default()).await;
+        assert!(matches!(asked, Err(CallError::NotLeader { .. })), "{asked:?}");
     }
 
     #[tokio::test]

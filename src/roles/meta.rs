@@ -27,7 +27,7 @@ use super::leader::tell_deposed;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::peers::Peers;
-use super::standby::Standby;
+use super::standby::{Followed, Standby};
 use super::store::shown;
 use super::table_classes::TableClasses;
 use super::{Contact, Ending, Ground, Serving};
@@ -204,8 +204,8 @@ impl Seat {
     }
 
     /// Claims the lead, if `record` is the log's last one, and serves as the leader once it may. Whether it leads. `before`:
-    /// where the leader is that may still be there.
-    async fn lead(&self, record: u64, before: Option<String>) -> Result<bool, StartError> {
+    /// the leader that may still be there.
+    async fn lead(&self, record: u64, before: Option<Followed>) -> Result<bool, StartError> {
         let meta =
             match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
                 Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
@@ -233,10 +233,7 @@ impl Seat {
             identity.set_store(store);
         }
         let _ = self.identity.set(Arc::clone(&identity));
-        if let Some(before) = before {
-            let identity = Arc::clone(&identity);
-            tokio::spawn(async move { tell_deposed(&before, &identity).await });
-        }
+        let stopped = has_stopped(before, &meta, &identity);
         // The log names it already: others are to know if the object store does not answer it.
         tokio::select! {
             biased;
@@ -244,14 +241,19 @@ impl Seat {
                 self.give_up().await;
                 return Err(SqlError::new(SqlState::CANNOT_CONNECT_NOW, reason).into());
             }
-            begun = self.begin(&meta, identity) => begun?,
+            begun = self.begin(&meta, identity, stopped) => begun?,
         }
         Ok(true)
     }
 
-    /// Serves as the leader once it may.
-    async fn begin(&self, meta: &Arc<Meta>, identity: Arc<Identity>) -> Result<(), StartError> {
-        begin_to_lead(&self.config.process, meta).await;
+    /// Serves as the leader once it may. `stopped` completes when the leader before answers no read any more.
+    async fn begin(
+        &self,
+        meta: &Arc<Meta>,
+        identity: Arc<Identity>,
+        stopped: impl Future<Output = ()>,
+    ) -> Result<(), StartError> {
+        begin_to_lead(&self.config.process, meta, stopped).await;
         let connect = Peers {
             identity,
             admission: Arc::clone(&self.admission),
@@ -369,6 +371,33 @@ impl Seat {
                     write_jobs(meta, text);
                 }
             })
+    }
+}
+
+/// Tells the leader that was followed that this process leads now. What is returned completes when that one has answered
+/// that it leads no longer, for which it is told whether or not anybody waits. It never does where another one may answer
+/// reads as well, because the leader before had not led yet itself.
+fn has_stopped(
+    before: Option<Followed>,
+    meta: &Meta,
+    identity: &Arc<Identity>,
+) -> impl Future<Output = ()> + Send + use<> {
+    let is_only_one = meta.predecessors().len() == 1;
+    let told = before.map(|before| {
+        let identity = Arc::clone(identity);
+        tokio::spawn(async move {
+            let stopped = tell_deposed(&before.address, &identity).await;
+            is_only_one && before.has_led && stopped == Some(before.incarnation)
+        })
+    });
+    async move {
+        let stopped = match told {
+            Some(told) => told.await.unwrap_or(false),
+            None => false,
+        };
+        if !stopped {
+            std::future::pending().await
+        }
     }
 }
 

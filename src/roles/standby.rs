@@ -18,7 +18,7 @@ use millrace_rpc::store_id::StoreId;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::claim::{Heard, LOST, Silence, claims};
+use super::claim::{DOUBTFUL, Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use super::store::tell_store;
 use crate::leadership::Leadership;
@@ -41,6 +41,15 @@ struct Leader {
     address: String,
     /// A server that runs all roles.
     is_standalone: bool,
+}
+
+/// The leader that a standby has followed, and takes the lead from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Followed {
+    pub incarnation: u64,
+    pub address: String,
+    /// Whether it has said that it leads: it had waited for the lease of the one before it.
+    pub has_led: bool,
 }
 
 /// How a leader answers.
@@ -96,6 +105,8 @@ pub struct Standby {
     caught_up: Instant,
     /// Since when nobody leads.
     vacant_since: Option<Instant>,
+    /// The leader that has said that it leads, last; 0: none has.
+    has_led: u64,
 }
 
 impl Standby {
@@ -119,6 +130,7 @@ impl Standby {
             silence: Silence::new(now),
             caught_up: now,
             vacant_since: None,
+            has_led: 0,
         }
     }
 
@@ -230,8 +242,12 @@ impl Standby {
                 return Ok(None);
             }
         }
-        let voters = self.log.read(voters);
+        let mut voters = self.log.read(voters);
         heard.registered = voters.len();
+        if log_wait.is_some() {
+            // Nobody's vote counts.
+            voters.clear();
+        }
         (heard.answers, heard.rank) = tokio::join!(self.ask_voters(&voters), self.rank());
         if !claims(&heard) {
             return Ok(None);
@@ -252,14 +268,16 @@ impl Standby {
         Ok(())
     }
 
-    /// Where the leader is that the log has, if it leads a cluster: it is to learn that another one leads.
-    pub fn followed(&self) -> Option<String> {
-        let leader = self.log.read(leader).filter(|leader| !leader.is_standalone)?;
-        Some(leader.address).filter(|address| !address.is_empty())
+    /// The leader that the log has, if it leads a cluster: it is to learn that another one leads.
+    pub fn followed(&self) -> Option<Followed> {
+        let leader = self.log.read(leader);
+        let leader = leader.filter(|l| !l.is_standalone && !l.address.is_empty())?;
+        let Leader { incarnation, address, .. } = leader;
+        Some(Followed { incarnation, address, has_led: self.has_led == incarnation })
     }
 
     /// Whether the leader that the log has answers, as the one that it is there.
-    async fn ask_leader(&self) -> Answer {
+    async fn ask_leader(&mut self) -> Answer {
         let Some(leader) = self.log.read(leader) else {
             self.admission.follow("");
             return Answer::Silent;
@@ -279,8 +297,11 @@ impl Standby {
         }
         self.admission.follow(&leader.address);
         self.admission.hear_leader();
+        if said.leads {
+            self.has_led = leader.incarnation;
+        }
         // A claim needs the log's last record by the time that it is due, and to have seen that none comes.
-        if said.log_wait < LOST { Answer::Leads } else { Answer::Waits(said.log_wait) }
+        if said.log_wait < DOUBTFUL { Answer::Leads } else { Answer::Waits(said.log_wait) }
     }
 
     /// Asks the processes that have registered how long they have not heard of a leader.

@@ -12,7 +12,7 @@ use crate::{PROGRESS, one};
 
 /// How long it may take until definitions and statements go on. Less than half of it where nothing else runs.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long what waits at a leader may take that is cut off from the object store. 8 s where nothing else runs.
+/// How long what waits at a leader may take that is cut off from the object store. About 6 s where nothing else runs.
 const ENDS: Duration = Duration::from_secs(15);
 
 struct Test {
@@ -158,7 +158,9 @@ async fn another_takes_over_from_a_leader_that_is_cut_off_from_the_object_store(
     assert!(read > Duration::from_secs(1), "none has waited at the leader that is cut off");
     assert!([written, read, defined].iter().all(|time| *time < ENDS));
 
-    // It learns of it from the other one.
+    // It learns of it from the other one, which then does not wait for its lease.
+    let log = test.cluster.process("meta2").log();
+    assert!(log.contains("the leader before has stopped"), "{log}");
     test.cluster.process("meta1").await_end(Duration::from_secs(60));
     let log = test.cluster.process("meta1").log();
     assert!(log.contains("has taken over this object store"), "{log}");
