@@ -14,6 +14,9 @@ const FILE: &str = "leader";
 /// What a process waits that was deposed for the first time; it doubles each time.
 const FIRST_PENALTY: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 4;
+/// For how long a new leader counts with what the one before has given: its lease, and a quarter of that because clocks do
+/// not run alike.
+pub const PREDECESSOR: Duration = Duration::from_millis(LEADER_LEASE.as_millis() as u64 * 5 / 4);
 /// A leader that has led for so long is as good as one that was never deposed.
 pub const LED_LONG: Duration = Duration::from_secs(60);
 
@@ -95,12 +98,11 @@ pub async fn outwait_predecessors(
     if meta.predecessors().iter().all(|nonce| known.proves_dead(*nonce)) {
         return;
     }
-    let wait = LEADER_LEASE + LEADER_LEASE / 4;
     info!(
-        ms = wait.as_millis() as u64,
+        ms = PREDECESSOR.as_millis() as u64,
         "the lease of the leader before may not be over yet: waits"
     );
-    if tokio::time::timeout(wait, stopped).await.is_ok() {
+    if tokio::time::timeout(PREDECESSOR, stopped).await.is_ok() {
         info!("the leader before has stopped");
     }
 }

@@ -19,6 +19,7 @@ use millrace_rpc::stream::{AppliedRecord, StreamMessage};
 use millrace_rpc::version::VersionEdit;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::advisory::{self, Listed, Request, Scope, SessionId};
@@ -59,6 +60,12 @@ impl Meta {
             .with_hint(
                 "Start a compute process, or SET read_freshness = 'any' to read older content.",
             )
+    }
+
+    /// No advisory lock is given before then: until they know of this leader, frontends count on locks that the one before
+    /// has given. Once; a second call changes nothing.
+    pub fn give_locks_from(&self, when: Instant) {
+        let _ = self.shared.locks_from.set(when);
     }
 
     /// A session of a frontend that is not fenced.
@@ -209,6 +216,9 @@ impl MetaControl for Meta {
             false => locks.try_acquire(&request),
         };
         if matches!(taken, Ok(true)) {
+            if let Some(from) = self.shared.locks_from.get() {
+                tokio::time::sleep_until(*from).await;
+            }
             // Another leader may have given it to somebody else since this process was last awake.
             let limit = self.shared.settings().read_wait_timeout;
             if let Err(error) = prove_lead(&self.shared, limit).await {

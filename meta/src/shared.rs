@@ -109,6 +109,8 @@ pub struct Shared {
     pub given_up: OnceLock<Arc<GivenUp>>,
     /// Of this process; set when it leads.
     pub incarnation: OnceLock<u64>,
+    /// Advisory locks are given from then on.
+    pub locks_from: OnceLock<Instant>,
     /// Whether jobs run on this process; set when it leads.
     pub is_alone: OnceLock<bool>,
     /// Generations that were there when this process began to lead, and may run: they are not started before their
@@ -169,6 +171,7 @@ impl Shared {
             applied: AppliedRecords::default(),
             given_up: OnceLock::new(),
             incarnation: OnceLock::new(),
+            locks_from: OnceLock::new(),
             is_alone: OnceLock::new(),
             inherited: Mutex::default(),
             members: Members::default(),

@@ -33,7 +33,7 @@ use super::table_classes::TableClasses;
 use super::{Contact, Ending, Ground, Serving};
 use crate::http;
 use crate::http::metrics::Exposition;
-use crate::leadership::{LED_LONG, Leadership};
+use crate::leadership::{LED_LONG, Leadership, PREDECESSOR};
 use crate::standalone::{
     Overrides, StartError, begin_to_lead, meta_options, own_secret, set_root_password, take_lead,
     tell_start,
@@ -233,6 +233,9 @@ impl Seat {
             identity.set_store(store);
         }
         let _ = self.identity.set(Arc::clone(&identity));
+        if before.is_some() {
+            meta.give_locks_from(tokio::time::Instant::now() + PREDECESSOR);
+        }
         let stopped = has_stopped(before, &meta, &identity);
         // The log names it already: others are to know if the object store does not answer it.
         tokio::select! {

@@ -434,6 +434,17 @@ async fn a_leader_that_has_been_succeeded_gives_no_locks() {
     assert!(given.taken && given.term > term, "{given:?} {term}");
 }
 
+/// The locks of the leader before are lost, and their holders do not know it yet.
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_gives_no_locks_before_others_know_of_it() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let frontend = registered(&cluster.meta, process(1, ProcessRole::Frontend, "f:1")).await;
+    let from = tokio::time::Instant::now() + LEADER_LEASE;
+    cluster.meta.give_locks_from(from);
+    assert!(take_lock(&cluster.meta, frontend, 1).await.unwrap().taken);
+    assert!(tokio::time::Instant::now() >= from);
+}
+
 /// Each address is a worker of its own.
 struct Places([(&'static str, Arc<Fake>); 2]);
 
