@@ -324,7 +324,9 @@ pub(crate) fn error_from_proto(e: proto::SqlError) -> SqlError {
         column: o.column,
         constraint: o.constraint,
     });
-    error.routine = e.routine.filter(|r| r.len() < 64).and_then(|r| interned(&r));
+    // Who sends it has answered: whom it could not reach is another process.
+    let routine = e.routine.filter(|r| r.len() < 64 && r.as_str() != UNREACHABLE);
+    error.routine = routine.and_then(|r| interned(&r));
     error
 }
 
@@ -341,4 +343,19 @@ fn interned(name: &str) -> Option<&'static str> {
     let kept: &'static str = Box::leak(name.to_owned().into_boxed_str());
     names.insert(kept);
     Some(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_that_tells_of_a_third_process_is_an_answer() {
+        let (peer, cause) = ("b:1".to_owned(), "planted".to_owned());
+        let unreached = SqlError::from(CallError::Unreachable { peer, cause });
+        assert!(is_unreachable(&unreached));
+        let relayed = error_from_proto(error_to_proto(&unreached));
+        assert!(!is_unreachable(&relayed), "who says so was reached");
+        assert_eq!((relayed.state, relayed.message), (unreached.state, unreached.message));
+    }
 }

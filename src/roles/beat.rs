@@ -127,18 +127,7 @@ impl Beating {
             };
             let leader = self.meta.peer().address();
             let began = self.env.since_boot();
-            let answer = tokio::select! {
-                biased;
-                answer = self.meta.beat(heartbeat) => answer,
-                // The one that has not answered leads no longer. The next one need not wait for its heartbeat.
-                () = self.meta.peer().redirected_from(&leader) => {
-                    self.given_up.add(names);
-                    self.lookups.put_back(lookups);
-                    ticks.reset_immediately();
-                    continue;
-                }
-            };
-            match answer {
+            match self.meta.beat(heartbeat).await {
                 Ok(at) => {
                     self.admission.hear_leader();
                     self.lease.renew(began);
@@ -158,6 +147,11 @@ impl Beating {
                     // Told again with the next one. Lookups that are counted twice do no harm.
                     self.given_up.add(names);
                     self.lookups.put_back(lookups);
+                    if self.meta.peer().address() != leader {
+                        // The one that has not answered leads no longer. The next one need not wait for its heartbeat.
+                        ticks.reset_immediately();
+                        continue;
+                    }
                     if !is_lost {
                         warn!(%error, "the meta process does not take heartbeats");
                     }
