@@ -286,12 +286,17 @@ impl ComputeService for Worker {
         self.shared.remove(id, |_| true).await;
         // Also where another call has taken the job off and not come so far.
         self.shared.changelogs.close(id);
-        let _opening = self.shared.begin_opening(id, start.record).await;
+        let opening = self.shared.begin_opening(id, start.record).await;
+        let opening = opening.ok_or_else(|| not_running(id))?;
         let (horizon, commits) = (start.horizon, start.version.commits);
         let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
         job.cuts.begin_after(commits);
         if let Some(store) = &job.store {
             store.set_horizon(horizon);
+        }
+        if !opening.is_current() {
+            job.stop().await;
+            return Err(not_running(id));
         }
         self.shared.add(job);
         Ok(())

@@ -49,12 +49,19 @@ impl Step {
     }
 }
 
+/// A call that opens a job's state from its version as of a record. Calls are numbered: those of two leaders may overlap.
+#[derive(Clone, Copy)]
+struct Opens {
+    call: u64,
+    record: u64,
+}
+
 /// Steps that wait, oldest first.
 #[derive(Default)]
 struct Queue {
     steps: VecDeque<Step>,
-    /// The job's state is being opened from its version as of this record: nothing is applied to it.
-    opening: Option<u64>,
+    /// The job's state is being opened by this call, the last one that has begun to: nothing is applied to it.
+    opening: Option<Opens>,
     /// The first step is being applied.
     is_applying: bool,
 }
@@ -63,7 +70,7 @@ impl Queue {
     /// The oldest record that is not applied to the job, nor in the version that it is being opened from. What was
     /// acknowledged stays true when the opening ends.
     fn lacks(&self) -> Option<u64> {
-        let opened = self.opening.filter(|_| !self.is_applying).unwrap_or(0);
+        let opened = self.opening.filter(|_| !self.is_applying).map_or(0, |opens| opens.record);
         self.steps.iter().map(|step| step.record.number).find(|number| *number > opened)
     }
 }
@@ -75,9 +82,17 @@ struct State {
     /// The record as of which the version was that a job was opened with.
     opened: HashMap<JobId, u64>,
     queues: BTreeMap<JobId, Queue>,
+    /// Calls so far that have opened a job.
+    calls: u64,
 }
 
 impl State {
+    /// The queue of a job that this call opens; `None`: another one opens it since, or has opened it.
+    fn opened_by(&mut self, job: JobId, call: u64) -> Option<&mut Queue> {
+        let queue = self.queues.get_mut(&job)?;
+        queue.opening.is_some_and(|opens| opens.call == call).then_some(queue)
+    }
+
     /// The records that are news. All or none.
     fn news<'a>(
         &mut self,
@@ -114,6 +129,7 @@ pub struct Opening<'a> {
     shared: &'a Arc<Shared>,
     job: JobId,
     record: u64,
+    call: u64,
     /// Whether it has begun: no step is being applied any more.
     has_begun: bool,
 }
@@ -122,15 +138,8 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         let stream = &self.shared.stream;
         let mut state = stream.state.lock();
-        if self.has_begun {
-            state.opened.insert(self.job, self.record);
-            state.last.get_or_insert(self.record);
-        }
-        let Some(queue) = state.queues.get_mut(&self.job) else { return };
-        if !self.has_begun && queue.opening != Some(self.record) {
-            // Another call opens the job meanwhile, from a version of its own.
-            return;
-        }
+        // Another call opens the job meanwhile, from a version of its own: what waits, waits for that.
+        let Some(queue) = state.opened_by(self.job, self.call) else { return };
         queue.opening = None;
         if self.has_begun {
             queue.steps.retain(|step| step.record.number > self.record);
@@ -139,11 +148,22 @@ impl Drop for Opening<'_> {
         if is_empty {
             state.queues.remove(&self.job);
         }
+        if self.has_begun {
+            state.opened.insert(self.job, self.record);
+            state.last.get_or_insert(self.record);
+        }
         drop(state);
         stream.settled.notify_waiters();
         if !is_empty {
             self.shared.drain(self.job);
         }
+    }
+}
+
+impl Opening<'_> {
+    /// Whether no other call has begun to open the job since: what this one has opened is out of date then.
+    pub fn is_current(&self) -> bool {
+        self.shared.stream.state.lock().opened_by(self.job, self.call).is_some()
     }
 }
 
@@ -184,20 +204,24 @@ impl RecordStream {
 }
 
 impl Shared {
-    /// From now on nothing is applied to the job, which is opened from its version as of `record`.
-    pub async fn begin_opening(self: &Arc<Shared>, job: JobId, record: u64) -> Opening<'_> {
+    /// From now on nothing is applied to the job, which is opened from its version as of `record`. `None`: another call has
+    /// begun to open it since.
+    pub async fn begin_opening(self: &Arc<Shared>, job: JobId, record: u64) -> Option<Opening<'_>> {
+        let call = {
+            let mut state = self.stream.state.lock();
+            state.calls += 1;
+            let call = state.calls;
+            state.queues.entry(job).or_default().opening = Some(Opens { call, record });
+            call
+        };
         // Whoever gives up here leaves no job behind that nobody opens.
-        let mut opening = Opening { shared: self, job, record, has_begun: false };
+        let mut opening = Opening { shared: self, job, record, call, has_begun: false };
         loop {
             let settled = self.stream.settled.notified();
-            {
-                let mut state = self.stream.state.lock();
-                let queue = state.queues.entry(job).or_default();
-                queue.opening = Some(record);
-                opening.has_begun = !queue.is_applying;
-            }
-            if opening.has_begun {
-                return opening;
+            let is_applying = self.stream.state.lock().opened_by(job, call)?.is_applying;
+            if !is_applying {
+                opening.has_begun = true;
+                return Some(opening);
             }
             settled.await;
         }

@@ -373,7 +373,7 @@ impl Cluster {
         let Some(graph) = graph else { return self.worker.start_job(start).await };
         let shared = &self.worker.shared;
         shared.remove(id, |_| true).await;
-        let _opening = shared.begin_opening(id, start.record).await;
+        let _opening = shared.begin_opening(id, start.record).await.unwrap();
         let commits = start.version.commits;
         let job = start::start_graph(shared, start, &graph).await.map_err(SqlError::from)?;
         job.cuts.begin_after(commits);

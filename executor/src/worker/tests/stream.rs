@@ -117,7 +117,7 @@ async fn records_about_a_job_that_is_being_opened_wait_until_it_is() {
     let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
     let record = c.meta.log.lock().len() as u64;
-    let opening = c.worker.shared.begin_opening(t, record).await;
+    let opening = c.worker.shared.begin_opening(t, record).await.unwrap();
     let edit = c.store.job(t).unwrap().flush().await.unwrap();
     c.meta.fold_edit(t, edit);
     let message = c.meta.next_message();
@@ -132,6 +132,29 @@ async fn records_about_a_job_that_is_being_opened_wait_until_it_is() {
     assert_eq!(c.rows(t).await.len(), 100);
 }
 
+/// Calls of two leaders, from the same version: the first gives up while the second opens the job.
+#[tokio::test]
+async fn a_call_that_gives_up_does_not_end_the_opening_of_another() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let record = c.meta.log.lock().len() as u64;
+    let shared = &c.worker.shared;
+    let first = shared.begin_opening(t, record).await.unwrap();
+    let second = shared.begin_opening(t, record).await.unwrap();
+    assert!(!first.is_current() && second.is_current());
+    let edit = c.store.job(t).unwrap().flush().await.unwrap();
+    c.meta.fold_edit(t, edit);
+    let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
+    drop(first);
+    assert!(second.is_current());
+    assert_eq!(shared.stream.acknowledged(), at, "it is still being opened");
+    assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 0);
+    drop(second);
+    let settled = c.worker.applied_since(at).await;
+    assert_eq!(settled, Acknowledged { received: record + 1, behind: Vec::new() });
+    assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
+}
+
 /// What the version has that a job is opened from need not be applied to it, whatever is sent late.
 #[tokio::test]
 async fn what_is_acknowledged_while_a_job_is_opened_is_not_taken_back() {
@@ -140,7 +163,7 @@ async fn what_is_acknowledged_while_a_job_is_opened_is_not_taken_back() {
     let edit = c.store.job(t).unwrap().flush().await.unwrap();
     c.meta.fold_edit(t, edit);
     let record = c.meta.log.lock().len() as u64;
-    let opening = c.worker.shared.begin_opening(t, record).await;
+    let opening = c.worker.shared.begin_opening(t, record).await.unwrap();
     let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
     assert_eq!(at, Acknowledged { received: record, behind: Vec::new() });
     drop(opening);
