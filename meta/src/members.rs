@@ -6,15 +6,21 @@ use std::time::Duration;
 
 use millrace_common::{EnvHandle, Epoch};
 use millrace_rpc::control::{Heartbeat, JobReport, ProcessUsage};
+use millrace_rpc::log::ProcessRole;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::cluster::has_role;
 use crate::processes::Processes;
 
 /// A process that has told nothing for so long is fenced.
 pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
-/// So is one that tells of itself and has been reached by no call for so long, while another process has.
+/// So is one that tells of itself and has been reached by no call for so long, while another process has, or that the
+/// object store has not answered for so long, while it answers another one.
 pub const CUT_OFF: Duration = Duration::from_secs(12);
+/// What a process has said of the object store no longer ago than this counts, and one that says that it has waited for
+/// less is answered.
+const RECENT: Duration = Duration::from_secs(3);
 
 /// How the leader's calls of a process have gone.
 #[derive(Clone, Copy, Debug, Default)]
@@ -60,13 +66,24 @@ struct Contact {
     /// Heartbeats that are not answered yet.
     answering: usize,
     calls: Calls,
+    /// For how long the object store has not answered it, as it says; `None`: it has said nothing.
+    store_wait: Option<Duration>,
 }
 
 impl Contact {
     fn at(now: Instant) -> Contact {
         let (pinned, jobs, usage) = (BTreeSet::new(), Vec::new(), ProcessUsage::default());
-        let (reads_from, calls) = (None, Calls::default());
-        Contact { last: now, reads_from, pinned, jobs, usage, applied: 0, answering: 0, calls }
+        Contact {
+            last: now,
+            reads_from: None,
+            pinned,
+            jobs,
+            usage,
+            applied: 0,
+            answering: 0,
+            calls: Calls::default(),
+            store_wait: None,
+        }
     }
 }
 
@@ -102,6 +119,7 @@ impl Members {
         for contact in self.0.lock().values_mut() {
             contact.last = now;
             contact.calls.failed = None;
+            contact.store_wait = None;
         }
     }
 
@@ -115,7 +133,10 @@ impl Members {
     /// A process that tells of fewer records than before has been overtaken by itself: what it does not pin may be pinned
     /// since, and what it has told before may be over. Until it is as far again both count.
     pub fn note(&self, heartbeat: Heartbeat, now: Instant) {
-        let Heartbeat { incarnation, applied, reads_from, pinned, jobs, usage, .. } = heartbeat;
+        let Heartbeat {
+            incarnation, applied, reads_from, pinned, jobs, usage, store_wait_ms, ..
+        } = heartbeat;
+        let store_wait = Some(Duration::from_millis(store_wait_ms));
         let usage = ProcessUsage { incarnation, ..usage.unwrap_or_default() };
         let reads_from = reads_from.map(Epoch);
         let pinned: BTreeSet<String> = pinned.into_iter().collect();
@@ -128,6 +149,7 @@ impl Members {
             (contact.reads_from, contact.pinned, contact.applied) = (reads_from, pinned, applied);
         }
         (contact.last, contact.jobs, contact.usage) = (now, jobs, usage);
+        contact.store_wait = store_wait;
     }
 
     /// While the answer lives, the process is not lost: it waits for this one.
@@ -163,6 +185,25 @@ impl Members {
         let since = |id: &u64| contacts.get(id).and_then(|c| c.calls.cut_off_since());
         let live = processes.live().keys().copied();
         live.filter(|id| since(id).is_some_and(&others_answer)).collect()
+    }
+
+    /// The live compute processes that have said lately that the object store has not answered them for longer than
+    /// [`CUT_OFF`], while it answers another one: their jobs can do better there.
+    pub fn without_store(&self, processes: &Processes, now: Instant) -> Vec<u64> {
+        let contacts = self.0.lock();
+        let wait_of = |id: &u64| {
+            let contact = contacts.get(id)?;
+            let is_recent = now.saturating_duration_since(contact.last) <= RECENT;
+            contact.store_wait.filter(|_| is_recent)
+        };
+        let live = processes.live().iter();
+        let computes = live.filter(|(_, p)| has_role(&p.registration, ProcessRole::Compute));
+        let waits: Vec<(u64, Duration)> =
+            computes.filter_map(|(id, _)| Some((*id, wait_of(id)?))).collect();
+        if !waits.iter().any(|(_, wait)| *wait < RECENT) {
+            return Vec::new();
+        }
+        waits.into_iter().filter(|(_, wait)| *wait > CUT_OFF).map(|(id, _)| id).collect()
     }
 
     /// The lowest epoch that some process reads; `None`: nothing is known to be read.

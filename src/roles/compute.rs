@@ -27,6 +27,7 @@ use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::reports::worker_reports;
 use super::results::{Recorded, give_up_lost};
+use super::store_watch::StoreWatch;
 use super::upstream::{Following, Upstream};
 use super::{Ending, Ground, Serving};
 use crate::http;
@@ -111,7 +112,8 @@ impl ComputeProcess {
             versions: Some(Arc::clone(&inputs.versions)),
             ..Lookups::default()
         };
-        let told = told(Arc::clone(&worker), Arc::clone(&store), inputs);
+        let watch = StoreWatch::start(ground.requests.clone(), &follower);
+        let told = told(Arc::clone(&worker), Arc::clone(&store), inputs, watch);
         let usage = UsageSource {
             store: Some(Arc::clone(&store)),
             worker: Some(Arc::clone(&worker)),
@@ -163,9 +165,14 @@ impl ComputeProcess {
     }
 }
 
-/// How far the process is, what it reads of jobs that run elsewhere, and how its own are. The record stream tells how far
-/// it is, too, but not what it reads.
-fn told(worker: Arc<Worker>, store: Arc<StateStore>, inputs: Arc<FollowedInputs>) -> Told {
+/// How far the process is, what it reads of jobs that run elsewhere, how its own are, and whether the object store answers
+/// it. The record stream tells how far it is, too, but not what it reads.
+fn told(
+    worker: Arc<Worker>,
+    store: Arc<StateStore>,
+    inputs: Arc<FollowedInputs>,
+    watch: StoreWatch,
+) -> Told {
     Box::new(move |_| {
         let followed = inputs.follower.number();
         let applied = worker.applied().map_or(followed, |applied| applied.min(followed));
@@ -177,6 +184,7 @@ fn told(worker: Arc<Worker>, store: Arc<StateStore>, inputs: Arc<FollowedInputs>
             reads_from: reads_from.map(|epoch| epoch.0),
             pinned,
             jobs: worker_reports(&worker, &store, &inputs.follower),
+            store_wait_ms: watch.wait().as_millis() as u64,
             ..Heartbeat::default()
         }
     })

@@ -23,6 +23,7 @@ pub(crate) mod reports;
 mod results;
 mod standby;
 pub(crate) mod store;
+mod store_watch;
 mod table_classes;
 pub(crate) mod tls;
 pub(crate) mod upstream;

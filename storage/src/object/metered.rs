@@ -23,6 +23,7 @@ use object_store::{
     MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions,
     PutOptions, PutPayload, PutResult, Result,
 };
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Failure;
@@ -124,12 +125,15 @@ pub struct Metered {
     pub(super) options: MeterOptions,
     counters: Arc<Counters>,
     pub(super) pace: Arc<Pace>,
+    /// When the first request began since the store last answered one.
+    asked: Arc<Mutex<Option<Instant>>>,
 }
 
 impl Metered {
     pub fn wrap(inner: Arc<dyn ObjectStore>, options: MeterOptions) -> Arc<Metered> {
         let pace = Pace::new(options.env.clone());
-        Arc::new(Metered { inner, options, counters: Arc::default(), pace })
+        let (counters, asked) = (Arc::default(), Arc::default());
+        Arc::new(Metered { inner, options, counters, pace, asked })
     }
 
     pub fn stats(&self) -> RequestStats {
@@ -139,6 +143,28 @@ impl Metered {
     /// How requests other than reads are held back at this moment.
     pub fn pace_stats(&self) -> PaceStats {
         self.pace.stats()
+    }
+
+    /// For how long the store has answered nothing, or nothing but errors of its own, since it was first asked; zero: its
+    /// last request was answered. Who has asked last may have given up: another request shows how it is now.
+    pub fn unanswered(&self) -> Duration {
+        let asked = *self.asked.lock();
+        asked.map_or(Duration::ZERO, |asked| self.options.env.elapsed(asked))
+    }
+
+    fn note_asked(&self) {
+        let now = self.options.env.now();
+        self.asked.lock().get_or_insert(now);
+    }
+
+    fn note_result<T>(&self, result: &Result<T>) {
+        let is_answered = match result {
+            Ok(_) => true,
+            Err(error) => is_answer(error) || Failure::of(error) == Failure::SlowDown,
+        };
+        if is_answered {
+            *self.asked.lock() = None;
+        }
     }
 
     fn limit(&self, bytes: u64) -> Duration {
@@ -162,10 +188,12 @@ impl Metered {
         }
         let under_way = kind.class.map(|class| self.pace.begin(class));
         let began = self.options.env.now();
+        self.note_asked();
         let result = match timeout(limit, request()).await {
             Ok(result) => result,
             Err(_) => Err(self.timed_out(limit)),
         };
+        self.note_result(&result);
         drop(under_way);
         if let Some(class) = kind.class {
             match &result {
@@ -389,7 +417,10 @@ impl ObjectStore for Metered {
         };
         if let Some(attempt) = options.extensions.get::<OneAttempt>() {
             add(&self.counters.retries, u64::from(attempt.again));
-            return self.get_once(location, &options).await;
+            self.note_asked();
+            let result = self.get_once(location, &options).await;
+            self.note_result(&result);
+            return result;
         }
         self.repeat(Kind::READ, self.limit(expected), || self.get_once(location, &options)).await
     }
