@@ -2,8 +2,8 @@
 //!
 //! Any claim is safe, because the log decides who leads and a new leader waits for the lease of the one before. What is
 //! decided here keeps a leader that works in its place: one that this process cannot reach but others can, or one that
-//! goes on writing records. A leader that answers and does not get its records into the object store, which this process
-//! reads, does not work.
+//! goes on writing records. A leader that answers, and that the object store does not answer, which this process reads, does
+//! not work.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 /// A leader that nothing was heard of for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
-/// A leader that the object store has not answered about the log for so long is cut off from it.
+/// A leader that the object store has answered nothing for so long is cut off from it.
 pub const CUT_OFF: Duration = Duration::from_secs(3);
 /// After so long a standby reads the log: by the time that the leader counts as cut off, it is to have seen for [`LOST`]
 /// that no record comes.

@@ -53,7 +53,7 @@ pub struct Admission {
     incarnation: AtomicU64,
     /// The term that this process leads; 0: it does not.
     leading: AtomicU64,
-    /// For how long the object store has not answered this leader about its log, in milliseconds; 0: it waits for nothing.
+    /// For how long the object store has answered this leader nothing, in milliseconds; 0: it does, or was asked nothing.
     log_wait: AtomicU64,
     leader: RwLock<Known>,
     /// That of the log that this process reads; `None`: it has read of none.
@@ -121,8 +121,8 @@ impl Admission {
         leading != 0 && leading >= self.term()
     }
 
-    /// For how long the object store has neither taken the next record of this leader nor said whether it is still at the
-    /// log's head; zero: neither is under way. Others are told, so that they look for another leader.
+    /// For how long the object store has answered nothing to this process, which leads or is about to; zero: it answers, or
+    /// was asked nothing. Others are told, so that they look for another leader.
     pub fn set_log_wait(&self, wait: Duration) {
         self.log_wait.store(wait.as_millis() as u64, Ordering::Release);
     }
