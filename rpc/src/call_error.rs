@@ -356,6 +356,6 @@ mod tests {
         assert!(is_unreachable(&unreached));
         let relayed = error_from_proto(error_to_proto(&unreached));
         assert!(!is_unreachable(&relayed), "who says so was reached");
-        assert_eq!((relayed.state, relayed.message), (unreached.state, unreached.message));
+        assert_eq!((relayed.state, &relayed.message), (unreached.state, &unreached.message));
     }
 }

@@ -266,7 +266,7 @@ impl Peer {
             let (ours, theirs) = (PROTOCOL_VERSION, answer.protocol);
             return Err(CallError::Protocol { ours, theirs, build: answer.build });
         }
-        let (ours, store) = (self.identity.store(), StoreId::from_bytes(&answer.store));
+        let (ours, store) = (self.identity.store(), StoreId::from_bytes(&answer.store_id));
         if ours.is_some() && store.is_some() && ours != store {
             let peer = self.address().to_string();
             return Err(CallError::OtherStore { peer, ours, theirs: store });

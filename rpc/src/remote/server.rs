@@ -122,7 +122,7 @@ impl Node for NodeService {
             leader: self.admission.leader(),
             leader_silence_ms: silence.map(|silence| silence.as_millis() as u64),
             log_wait_ms: self.admission.log_wait().as_millis() as u64,
-            store: bytes_of(self.admission.store()),
+            store_id: bytes_of(self.admission.store()),
         }))
     }
 }
