@@ -190,6 +190,7 @@ mod tests {
             prev_crc: state.crc,
             epoch: state.epoch.next(1_000_000).0,
             entries: numbers.map(entry).collect(),
+            ..LogRecord::default()
         };
         assert!(fold::apply(state, &record, 0).iter().all(Result::is_ok));
         state.epoch

@@ -100,7 +100,7 @@ async fn rows_that_an_operator_puts_out_are_looked_at_while_their_place_is_in_us
     // Measured wherever rows were seen, against the epoch's first row.
     let epochs = OperatorEpochs::default();
     epochs.join();
-    let began = [None, Some(EnvHandle::default().now())];
+    let began = [None, Some(EnvHandle::default().now()), None];
     epochs.pass(40, &EpochNotes { began, ..EpochNotes::default() }, &[Arc::clone(&side)]);
     assert_eq!(side.read().spots.iter().map(|s| s.epochs).collect::<Vec<_>>(), [0, 1]);
 }

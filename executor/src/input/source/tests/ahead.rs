@@ -557,7 +557,7 @@ async fn rows_of_the_next_epoch_are_announced_before_it_and_are_due_with_it() {
         assert_eq!(next.place, Place::Entry);
         dues.push(next.due);
         for batch in &next.rows {
-            rows.extend(batch.column(0).as_primitive::<Int64Type>().values());
+            rows.extend(batch.batch.column(0).as_primitive::<Int64Type>().values());
         }
     }
     rows.sort_unstable();
