@@ -343,6 +343,16 @@ impl LogFollower {
         self.read(|state| state.source_offsets(source, epoch))
     }
 
+    /// Where records of the log say that content of splits ends next: see
+    /// [`MetaService::source_ahead`](millrace_rpc::services::MetaService::source_ahead).
+    pub fn source_ahead(&self, source: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
+        self.read(|state| {
+            let record = state.sources.get(&source);
+            let next = |&(split, offset): &(u32, u64)| record?.next_end(split, offset);
+            splits.iter().map(next).collect()
+        })
+    }
+
     pub fn source_marks(&self, source: RelationId, epoch: Epoch) -> Vec<SplitMarkAt> {
         self.read(|state| state.source_marks(source, epoch))
     }

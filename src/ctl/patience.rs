@@ -83,7 +83,8 @@ fn outcome(command: &LeaderCommand) -> (String, String) {
             "the leader has not ended a round of garbage collection".to_owned(),
             "The round goes on there: `millrace ctl collection` shows what is left.".to_owned(),
         ),
-        LeaderCommand::Workers
+        LeaderCommand::Store
+        | LeaderCommand::Workers
         | LeaderCommand::Jobs
         | LeaderCommand::Placement
         | LeaderCommand::Versions

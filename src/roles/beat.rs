@@ -95,6 +95,10 @@ async fn watch(lease: Arc<ReadLease>, ending: Ending) {
     }
 }
 
+/// Heartbeats that a leader of another store refuses before the process ends. The leader's address may be another one's by
+/// now, and a successor needs some seconds to be found.
+const STRANGERS: u32 = 15;
+
 struct Beating {
     meta: Arc<RemoteMeta>,
     admission: Arc<Admission>,
@@ -112,7 +116,7 @@ impl Beating {
     async fn run(self) {
         let mut ticks = tokio::time::interval(PERIOD);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut record, mut is_lost) = (0, false);
+        let (mut record, mut is_lost, mut strangers) = (0, false, 0);
         loop {
             ticks.tick().await;
             let names = self.given_up.take(NAMES);
@@ -132,18 +136,19 @@ impl Beating {
                     self.admission.hear_leader();
                     self.lease.renew(began);
                     record = at;
-                    is_lost = false;
+                    (is_lost, strangers) = (false, 0);
                 }
                 Err(CallError::Fenced { incarnation }) => {
                     self.ending.end(format!("process {incarnation} has been fenced"));
                     return;
                 }
                 // It is another leader's address by now, or the bucket is another one's.
-                Err(error @ CallError::OtherStore { .. }) => {
+                Err(error @ CallError::OtherStore { .. }) if strangers >= STRANGERS => {
                     self.ending.end(error.to_string());
                     return;
                 }
                 Err(error) => {
+                    strangers += u32::from(matches!(error, CallError::OtherStore { .. }));
                     // Told again with the next one. Lookups that are counted twice do no harm.
                     self.given_up.add(names);
                     self.lookups.put_back(lookups);

@@ -233,9 +233,8 @@ impl Seat {
             identity.set_store(store);
         }
         let _ = self.identity.set(Arc::clone(&identity));
-        if before.is_some() {
-            meta.give_locks_from(tokio::time::Instant::now() + PREDECESSOR);
-        }
+        // One that has resigned may have given some, too, whose holders look for the leader only now.
+        meta.give_locks_from(tokio::time::Instant::now() + PREDECESSOR);
         let stopped = has_stopped(before, &meta, &identity);
         // The log names it already: others are to know if the object store does not answer it.
         tokio::select! {

@@ -177,6 +177,10 @@ impl Upstream {
 
 #[async_trait]
 impl MetaService for Upstream {
+    fn source_ahead(&self, source: RelationId, splits: &[(u32, u64)]) -> Vec<Option<u64>> {
+        self.follower.source_ahead(source, splits)
+    }
+
     fn request_cut(&self, job: JobId) {
         self.tell("a request for a commit", move |meta| async move { meta.request_cut(job).await });
     }

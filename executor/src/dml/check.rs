@@ -4,6 +4,7 @@
 //! applies. Rows are compared by their canonical bytes.
 
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array};
+use arrow::datatypes::{Schema, SchemaRef};
 use millrace_common::delta::take_rows;
 use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, SqlError, Vnode};
@@ -66,19 +67,31 @@ impl Writes {
     }
 }
 
+/// The same columns, all of which may be NULL.
+fn nullable(schema: &SchemaRef) -> SchemaRef {
+    let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}
+
 impl Keyed {
     pub fn new(layout: &RowLayout, delta: DeltaChunk) -> Result<Keyed, ExecError> {
         let given = delta.batch.schema();
-        let types = |s: &arrow::datatypes::Schema| {
-            s.fields().iter().map(|f| f.data_type().clone()).collect::<Vec<_>>()
-        };
+        let types =
+            |s: &Schema| s.fields().iter().map(|f| f.data_type().clone()).collect::<Vec<_>>();
         if types(&given) != types(&layout.schema) {
             return Err(ExecError::internal("a statement's rows do not have the table's columns"));
         }
         let options =
             arrow::array::RecordBatchOptions::new().with_row_count(Some(delta.num_rows()));
         let columns = delta.batch.columns().to_vec();
-        let batch = RecordBatch::try_new_with_options(layout.schema.clone(), columns, &options)?;
+        let schema = match delta.weights.as_ref() {
+            // A deletion may bring no more than its key. What is stored is looked up.
+            Some(weights) if weights.values().iter().any(|weight| *weight < 0) => {
+                nullable(&layout.schema)
+            }
+            _ => layout.schema.clone(),
+        };
+        let batch = RecordBatch::try_new_with_options(schema, columns, &options)?;
         let delta = DeltaChunk::new(batch, delta.weights);
         let vnodes = layout.vnodes(&delta.batch)?;
         let keys = layout.keys(&delta.batch, &vnodes)?;

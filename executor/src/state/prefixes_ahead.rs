@@ -20,6 +20,7 @@ use millrace_storage::{Found, Lookup};
 use tokio::time::Instant;
 
 use super::arena::batch_bytes;
+use super::delayed::of_strings;
 use super::keyed::{MAX_KEYS_AHEAD, MAX_ROWS, few_enough};
 use super::prefetch::PATIENCE;
 use super::prefetch_budget::PrefetchBudget;
@@ -138,8 +139,6 @@ impl PrefixesAhead {
         counted.hinted.add(count);
         if due.has_passed(self.passed) {
             counted.dropped.add(count);
-        } else if table.is_empty() {
-            counted.resident.add(count);
         } else {
             let missing = self.expect(prefixes, due);
             self.read(missing, due, table);
@@ -229,12 +228,21 @@ impl PrefixesAhead {
 
     /// Keeps what was found under prefixes that are still waited for, if it is all and not too much.
     fn arrived(&mut self, Answer { number, prefixes, found }: Answer) {
-        let found = found.map(Arc::new);
-        let bytes = found.as_ref().map_or(0, |found| batch_bytes(&found.values));
-        self.budget.charge_bytes(bytes);
+        self.budget.charge_bytes(found.as_ref().map_or(0, |found| batch_bytes(&found.values)));
         let room = self.room_bytes();
         let few = found.as_ref().map(|found| few_enough(found, prefixes.len(), room));
-        let few = few.unwrap_or_default();
+        let mut few = few.unwrap_or_default();
+        few.retain(|&i| {
+            let known = self.expected.get(prefixes.value(i as usize));
+            known.is_some_and(|e| matches!(e.ahead, Ahead::Reading(of) if of == number))
+        });
+        // Of what is not kept nothing stays in memory.
+        let found = match found {
+            Some(found) if few.len() < prefixes.len() => of_strings(&found, &few).ok(),
+            found => found,
+        };
+        let found = found.map(Arc::new);
+        let bytes = found.as_ref().map_or(0, |found| batch_bytes(&found.values));
         let memory = Arc::new(HeldBytes::new(bytes, &self.held, &self.env));
         let counted = &self.env.metrics.lookahead;
         for (i, prefix) in (0u32..).zip(prefixes.iter().flatten()) {
@@ -243,13 +251,14 @@ impl PrefixesAhead {
                 counted.stale.add(1);
                 continue;
             };
-            let Some(answer) = found.as_ref().filter(|_| few.binary_search(&i).is_ok()) else {
+            let Some((answer, at)) = found.as_ref().zip(few.binary_search(&i).ok()) else {
                 counted.dropped.add(1);
                 self.expected.remove(prefix);
                 continue;
             };
             let inputs = answer.input.values();
-            let rows = inputs.partition_point(|&at| at < i)..inputs.partition_point(|&at| at <= i);
+            let at = at as u32;
+            let rows = inputs.partition_point(|&i| i < at)..inputs.partition_point(|&i| i <= at);
             counted.absent.add(u64::from(rows.is_empty()));
             let (answer, _memory) = (Arc::clone(answer), Arc::clone(&memory));
             expected.ahead = Ahead::Here(Kept { answer, rows, _memory });

@@ -49,6 +49,18 @@ struct Split {
     number: u32,
     offset: u64,
     reader: Option<Box<dyn SplitReader>>,
+    /// The next rows, if they have not entered yet.
+    completed: Option<Completed>,
+}
+
+/// Rows as they enter the table.
+#[derive(Clone)]
+struct Completed {
+    delta: DeltaChunk,
+    /// The offset behind them.
+    after: u64,
+    /// What is committed with them of the place where the reader is.
+    fed: BTreeMap<String, u64>,
 }
 
 pub struct Feed {
@@ -64,6 +76,8 @@ pub struct Feed {
     splits: Vec<Split>,
     parts: SourceParts,
     counters: BTreeMap<String, u64>,
+    /// What the sink of errors has handed out to be committed, of rows that have not entered yet.
+    unsaved: BTreeMap<String, u64>,
     in_flight: VecDeque<oneshot::Receiver<()>>,
 }
 
@@ -91,6 +105,7 @@ impl Feed {
             splits: Vec::new(),
             parts: SourceParts::default(),
             counters: version.counters.clone(),
+            unsaved: BTreeMap::new(),
             in_flight: VecDeque::new(),
         })
     }
@@ -142,13 +157,15 @@ impl Feed {
     /// One batch of every split that has any; `false`: none has.
     async fn round(&mut self) -> Result<bool, FeedError> {
         let id = RelationId(self.relation.id);
+        // Before the parts: what is content lies in parts that are known.
+        let ends = self.meta.source_offsets(id, Epoch::MAX);
         let parts = self.meta.source_parts(id);
         if parts != self.parts {
             self.splits.iter_mut().filter_map(|s| s.reader.as_mut()).for_each(|r| r.extend(&parts));
             self.parts = parts;
         }
         let mut worked = false;
-        for (split, until) in self.meta.source_offsets(id, Epoch::MAX) {
+        for (split, until) in ends {
             let at = self.split(split);
             if self.splits[at].offset < until {
                 self.step(at, until).await?;
@@ -164,27 +181,47 @@ impl Feed {
         }
         let committed = self.counters.get(&feed_counter(number)).copied();
         let offset = committed.unwrap_or_else(|| self.parts.start(number));
-        self.splits.push(Split { number, offset, reader: None });
+        self.splits.push(Split { number, offset, reader: None, completed: None });
         self.splits.len() - 1
     }
 
     /// The next rows of a split, all of them content up to `until`, enter the table.
     async fn step(&mut self, at: usize, until: u64) -> Result<(), FeedError> {
+        let (rows, announced) = match self.splits[at].completed.clone() {
+            // They could not enter. What was bad in them has been counted.
+            Some(rows) => (rows, None),
+            None => self.complete(at, until).await?,
+        };
+        self.unsaved.extend(self.errors.unsaved());
+        let mut fed = rows.fed;
+        fed.extend(self.unsaved.clone());
+        self.enter(rows.delta, announced, &fed).await?;
+        self.unsaved.clear();
+        self.counters.extend(fed);
+        let split = &mut self.splits[at];
+        (split.offset, split.completed) = (rows.after, None);
+        Ok(())
+    }
+
+    /// The next rows of a split as they will enter the table, kept until they have; and what was announced of them.
+    async fn complete(
+        &mut self,
+        at: usize,
+        until: u64,
+    ) -> Result<(Completed, Option<Announced>), FeedError> {
         let batch = self.raw_batch(at, until).await?;
-        report_bad_rows(&self.errors, batch.bad_rows);
         let (number, after) = (self.splits[at].number, batch.after);
         self.lend(at, after, until);
         let row_ids = |rows| self.sequencer.allocate_row_ids(rows);
         let delta = self.rows.complete(batch.rows, batch.weights, row_ids).map_err(failed)?;
+        report_bad_rows(&self.errors, batch.bad_rows);
         let mut fed = BTreeMap::from([(feed_counter(number), after)]);
         if let Some(position) = batch.position {
             put_position(&mut fed, INPUT, number, position);
         }
-        fed.extend(self.errors.unsaved());
-        self.enter(delta, batch.announced, &fed).await?;
-        self.counters.extend(fed);
-        self.splits[at].offset = after;
-        Ok(())
+        let rows = Completed { after, delta, fed };
+        self.splits[at].completed = Some(rows.clone());
+        Ok((rows, batch.announced))
     }
 
     /// The next rows of a split, read ahead or now.
@@ -200,8 +237,8 @@ impl Feed {
             reader.set_on_error(on_error);
         }
         let result = reader.read(until, ROWS).await;
-        let (result, bad_rows) = RawBatch::of(result, reader.as_mut());
-        report_bad_rows(&self.errors, bad_rows);
+        // Bad rows of a read that has failed are met again by the next.
+        let (result, _) = RawBatch::of(result, reader.as_mut());
         let split = &mut self.splits[at];
         split.reader = Some(reader);
         let batch = result.map_err(|e| FeedError::Failed(e.into()))?;

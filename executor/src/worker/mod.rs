@@ -289,7 +289,12 @@ impl ComputeService for Worker {
         let opening = self.shared.begin_opening(id, start.record).await;
         let opening = opening.ok_or_else(|| not_running(id))?;
         let (horizon, commits) = (start.horizon, start.version.commits);
-        let job = start::start(&self.shared, start).await.map_err(|e| e.into_sql())?;
+        let job = tokio::select! {
+            biased;
+            // What is opened late would replace what the other call has opened.
+            () = opening.superseded() => return Err(not_running(id)),
+            job = start::start(&self.shared, start) => job.map_err(|e| e.into_sql())?,
+        };
         job.cuts.begin_after(commits);
         if let Some(store) = &job.store {
             store.set_horizon(horizon);

@@ -165,6 +165,17 @@ impl Opening<'_> {
     pub fn is_current(&self) -> bool {
         self.shared.stream.state.lock().opened_by(self.job, self.call).is_some()
     }
+
+    /// Completes when another call has begun to open the job.
+    pub async fn superseded(&self) {
+        loop {
+            let settled = self.shared.stream.settled.notified();
+            if !self.is_current() {
+                return;
+            }
+            settled.await;
+        }
+    }
 }
 
 impl RecordStream {
@@ -214,6 +225,7 @@ impl Shared {
             state.queues.entry(job).or_default().opening = Some(Opens { call, record });
             call
         };
+        self.stream.settled.notify_waiters();
         // Whoever gives up here leaves no job behind that nobody opens.
         let mut opening = Opening { shared: self, job, record, call, has_begun: false };
         loop {

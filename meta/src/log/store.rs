@@ -9,7 +9,7 @@ use millrace_common::EnvHandle;
 use millrace_common::task::{spawn, spawn_blocking};
 use millrace_rpc::log::{FrameError, LogRecord, Snapshot, decode_frame, encode_frame};
 use millrace_storage::StorageError;
-use millrace_storage::object::{OneAttempt, PutWatch, race};
+use millrace_storage::object::{Failure, OneAttempt, PutWatch, race};
 use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use prost::bytes::Bytes;
@@ -325,14 +325,19 @@ impl LogStore {
         }
     }
 
-    /// Whether the store answers a question that costs it little: whether it has this record. The answer does not matter.
+    /// Whether the store answers a question that costs it little: whether it has this record. The answer does not matter;
+    /// that it wants fewer questions is one, which any leader would get.
     pub async fn answers(&self, number: u64) -> bool {
         let path = LogStore::record_path(number);
         let mut options = GetOptions { head: true, ..GetOptions::default() };
         options.extensions.insert(OneAttempt { again: false });
         let asked = self.store.get_opts(&path, options);
         let answer = tokio::time::timeout(REQUEST_TIMEOUT, asked).await;
-        matches!(answer, Ok(Ok(_) | Err(object_store::Error::NotFound { .. })))
+        match answer {
+            Ok(Ok(_) | Err(object_store::Error::NotFound { .. })) => true,
+            Ok(Err(error)) => Failure::of(&error) == Failure::SlowDown,
+            Err(_) => false,
+        }
     }
 
     async fn get_optional(&self, path: &Path) -> Result<Option<Bytes>, MetaError> {

@@ -388,7 +388,7 @@ impl Peer {
     /// What a status means; notes the term that it names.
     pub(super) fn failed(&self, status: &Status) -> CallError {
         let error = CallError::from_status(&self.address(), status);
-        if error.is_retryable() {
+        if error.is_retryable() || matches!(error, CallError::OtherStore { .. }) {
             self.doubt();
         }
         if let CallError::StaleTerm { term } = error {

@@ -95,7 +95,7 @@ fn golden_requests_of_each_service() {
         leader: "m".into(),
         leader_silence_ms: Some(0),
         log_wait_ms: 300,
-        store: vec![7].into(),
+        store_id: vec![7].into(),
     };
     let expected =
         ["0801", "120162", "1803", "20ac02", "2801", "32016d", "3800", "40ac02", "4a0107"];
