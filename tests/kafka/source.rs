@@ -29,7 +29,7 @@ async fn every_format_and_fact_of_a_message_arrives() {
              INCLUDE offset AS at INCLUDE timestamp {} FORMAT PLAIN ENCODE JSON;
              CREATE SOURCE csv (id int, name text, note text) {} FORMAT PLAIN ENCODE CSV;
              CREATE SOURCE bytes (value bytea) {} FORMAT PLAIN ENCODE BYTES;
-             CREATE TABLE upserted (id int PRIMARY KEY, name text) {} FORMAT UPSERT ENCODE JSON;
+             CREATE TABLE upserted (id int PRIMARY KEY, name text NOT NULL) {} FORMAT UPSERT ENCODE JSON;
              CREATE TABLE upserted_csv (id int PRIMARY KEY, name text) {} FORMAT UPSERT ENCODE CSV;
              CREATE TABLE changed (id int PRIMARY KEY, name text) {} FORMAT DEBEZIUM ENCODE JSON;
              CREATE MATERIALIZED VIEW v AS SELECT id, name, price, twice, convert_from(_key, 'UTF8') AS k, _partition, at, _timestamp FROM plain;
