@@ -3,6 +3,8 @@
 //! Pure functions over the statement and the rows found at its keys: the sequencer looks up and
 //! applies. Rows are compared by their canonical bytes.
 
+use std::sync::Arc;
+
 use arrow::array::{Array, ArrayRef, BinaryArray, Int64Array, RecordBatch, UInt32Array};
 use arrow::datatypes::{Schema, SchemaRef};
 use millrace_common::delta::take_rows;
