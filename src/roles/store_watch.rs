@@ -70,7 +70,8 @@ mod tests {
         assert_eq!(watch.wait(), Duration::ZERO, "it was asked nothing");
 
         sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
-        let read = requests.head(&Path::from("nothing"));
+        let path = Path::from("nothing");
+        let read = requests.head(&path);
         assert!(tokio::time::timeout(Duration::from_secs(3), read).await.is_err());
         tokio::time::sleep(Duration::from_secs(10)).await;
         assert!(watch.wait() >= Duration::from_secs(13), "though nobody waits any more");

@@ -107,7 +107,8 @@ pub(super) async fn run_epoch(
     op.barrier(&mut out).await.unwrap();
     op.seal(&mut Vec::new()).unwrap();
     for chunk in out.take() {
-        assert!(chunk.num_rows() <= subject.options.chunk_rows.max(8), "{}", chunk.num_rows());
+        let most = subject.options.chunk_rows.max(8);
+        assert!(chunk.num_rows() <= most, "{} of {most}: {:?}", chunk.num_rows(), chunk);
         accumulate(actual, &chunk);
     }
 }

@@ -108,7 +108,9 @@ impl PairingCore {
         self.emit_pairs(work, emitter, out)?;
         if rules.counts_while_paired[work.port] {
             let rows = work.unmatched()?;
-            if !rows.is_empty() {
+            // Those that waited together may be more than a chunk.
+            for from in (0..rows.num_rows()).step_by(chunk_rows) {
+                let rows = rows.slice(from, chunk_rows.min(rows.num_rows() - from));
                 let contribution = rules.contribution(MatchStatus::Unmatched);
                 emitter.emit_alike(work.port, &rows, contribution, out)?;
             }
