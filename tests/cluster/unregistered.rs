@@ -79,6 +79,6 @@ async fn nobody_comes_in_where_no_meta_process_has_ever_led() {
         .arg(dir.path().join("data"));
     let mut frontend = Process::spawn(command);
     frontend.await_ready();
-    let error = connect(&frontend.address).await.err().expect("nobody has led");
+    let Err(error) = connect(&frontend.address).await else { panic!("nobody has led") };
     assert_eq!(error.code().map(|c| c.code()), Some("57P03"), "{error:?}");
 }

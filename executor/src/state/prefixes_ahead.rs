@@ -153,7 +153,7 @@ impl PrefixesAhead {
         for prefix in prefixes.iter().flatten() {
             if let Some(known) = self.expected.get_mut(prefix) {
                 let epochs = known.due.epoch().zip(due.epoch());
-                if !epochs.is_some_and(|(known, new)| known > new) {
+                if epochs.is_none_or(|(known, new)| known <= new) {
                     (known.due, known.barrier) = (due.clone(), self.barriers);
                 }
                 counted.resident.add(u64::from(matches!(known.ahead, Ahead::Here(_))));

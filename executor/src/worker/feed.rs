@@ -256,7 +256,7 @@ impl Feed {
         let split = &mut self.splits[at];
         match ahead.take(split.number).await {
             Taken::Batch(batch) => {
-                if batch.after <= until && !(fails && !batch.bad_rows.is_empty()) {
+                if batch.after <= until && (batch.bad_rows.is_empty() || !fails) {
                     return Some(batch);
                 }
                 ahead.discard(split.number);
