@@ -20,6 +20,7 @@ use millrace_common::keys::canonicalise;
 use super::byte_order::{by_value, comparable};
 use super::canonical::canonical;
 use super::constant_list;
+use super::tree::Walk;
 use crate::error::external;
 
 /// `compare_any(array, value, operator)`; the operator is a literal.
@@ -81,6 +82,15 @@ fn compare(lists: &ArrayRef, values: &ArrayRef, op: &str) -> Result<BooleanArray
     Ok((0..lists.len()).map(of).collect())
 }
 
+fn has_case(elements: &[Expr]) -> Result<bool> {
+    for element in elements {
+        if element.any(|e| Ok(matches!(e, Expr::Case(_))))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl ScalarUDFImpl for CompareAny {
     fn name(&self) -> &str {
         "compare_any"
@@ -98,7 +108,8 @@ impl ScalarUDFImpl for CompareAny {
         Ok(DataType::Boolean)
     }
 
-    /// A constant array is a list to be IN, by bytes.
+    /// A constant array is a list to be IN, by bytes. `CASE a WHEN …` is NULL of no rows, which DataFusion takes for the
+    /// value of all: it stays an array.
     fn simplify(&self, args: Vec<Expr>, info: &SimplifyContext) -> Result<ExprSimplifyResult> {
         let [list, value, Expr::Literal(op, _)] = args.as_slice() else {
             return Ok(ExprSimplifyResult::Original(args));
@@ -116,7 +127,9 @@ impl ScalarUDFImpl for CompareAny {
                     |i| ScalarValue::try_from_array(&array, i).map(|v| Expr::Literal(v, None));
                 (0..array.len()).map(one).collect::<Result<_>>()?
             }
-            Expr::ScalarFunction(ScalarFunction { func, args }) if func.name() == "make_array" => {
+            Expr::ScalarFunction(ScalarFunction { func, args })
+                if func.name() == "make_array" && !has_case(args)? =>
+            {
                 args.clone()
             }
             _ => return Ok(ExprSimplifyResult::Original(args)),

@@ -9,7 +9,7 @@ const LISTS: [&str; 2] = ["graph/src/operator/mod.rs", "executor/src/operators/m
 const OWN: [&str; 2] = ["graph/src/operator/", "planner/src/stream/operators/"];
 
 /// Rewrites and checks that look for particular operators, and leave all others as they are.
-const PARTICULAR: [&str; 26] = [
+const PARTICULAR: [&str; 27] = [
     "executor/src/input/generated.rs",
     "executor/src/lookahead/random_hints.rs",
     "executor/src/lookahead/wiring.rs",
@@ -20,6 +20,7 @@ const PARTICULAR: [&str; 26] = [
     "graph/src/edges.rs",
     "graph/src/lookahead.rs",
     "graph/src/lookahead/closing.rs",
+    "graph/src/lookahead/deleted.rs",
     "graph/src/lookahead/steps.rs",
     "graph/src/lookahead/upstream.rs",
     "graph/src/lookahead/walk.rs",
