@@ -39,9 +39,20 @@ apt_install() {
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
+cleanup() {
+  [ -z "${compiling:-}" ] || kill "$compiling" 2>/dev/null || true
+  [ -z "${moto_pid:-}" ] || kill "$moto_pid" 2>/dev/null || true
+  if [ -d "$scratch/pg" ]; then pg_ctl_stop || true; fi
+  rm -rf "$scratch"
+}
+trap cleanup EXIT
+
 command -v cc >/dev/null || apt_install gcc libc6-dev || skip "a C compiler"
 command -v make >/dev/null || apt_install make || skip "make"
 command -v openssl >/dev/null || apt_install openssl || skip "openssl"
+# Compiles while what follows waits for the network. `cargo test` below finds everything compiled.
+cargo test --workspace --locked --no-run "$@" &
+compiling=$!
 command -v chromium >/dev/null || apt_install chromium || skip "Chromium"
 command -v psql >/dev/null || apt_install postgresql-client || skip "psql"
 [ -x /usr/lib/postgresql/15/bin/initdb ] || apt_install postgresql-15 || skip "PostgreSQL 15"
@@ -54,13 +65,8 @@ if [ -x "$tools/venv/bin/python" ]; then
     "$tools/venv/bin/pip" install -q --disable-pip-version-check 'psycopg[binary]>=3.1,<4' 'moto[server,s3]>=5,<6' ||
     skip "psycopg and moto"
 fi
-
-cleanup() {
-  [ -z "${moto_pid:-}" ] || kill "$moto_pid" 2>/dev/null || true
-  if [ -d "$scratch/pg" ]; then pg_ctl_stop || true; fi
-  rm -rf "$scratch"
-}
-trap cleanup EXIT
+wait "$compiling"
+compiling=
 
 free_port() { python3 -c 'import socket; s=socket.socket(); s.bind(("127.0.0.1",0)); print(s.getsockname()[1])'; }
 

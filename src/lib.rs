@@ -13,6 +13,7 @@ pub mod health;
 pub mod http;
 mod leadership;
 mod listen;
+pub mod logging;
 mod loopback;
 mod machine;
 mod predecessor;

@@ -2,7 +2,6 @@
 
 mod allocator;
 
-use std::ffi::OsStr;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -16,7 +15,6 @@ use millrace::roles::{
 };
 use millrace::{LogFormat, Options, Overrides, Standalone};
 use millrace_meta::backup::copy::{Purpose, Which};
-use tracing_subscriber::EnvFilter;
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -118,7 +116,7 @@ fn main() -> ExitCode {
         _ => "info",
     };
     let format = log_format(&cli);
-    begin_log(level, format);
+    millrace::logging::begin(level, format);
     let result = match cli.command {
         Some(Command::Standalone(options)) => run(options, serve),
         Some(Command::Meta(options)) => run_role(options, Role::Meta, &given),
@@ -158,44 +156,6 @@ fn log_format(cli: &Cli) -> LogFormat {
         Some(Command::Backup(_) | Command::Restore(_) | Command::Health(_) | Command::Ctl(_)) => {
             LogFormat::Text
         }
-    }
-}
-
-/// What is logged: what MILLRACE_LOG says, or `level`. Where the former cannot be understood, why not.
-fn log_filter(given: Option<&OsStr>, level: &str) -> (EnvFilter, Option<String>) {
-    let Some(given) = given else { return (EnvFilter::new(level), None) };
-    let read = match given.to_str() {
-        Some(text) => EnvFilter::try_new(text).map_err(|e| e.to_string()),
-        None => Err("it is not UTF-8".to_owned()),
-    };
-    match read {
-        Ok(filter) => (filter, None),
-        Err(reason) => (EnvFilter::new(level), Some(reason)),
-    }
-}
-
-/// From here on the process has a log.
-fn begin_log(level: &str, format: LogFormat) {
-    let given = std::env::var_os("MILLRACE_LOG");
-    let (filter, unusable) = log_filter(given.as_deref(), level);
-    let builder = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(
-            format == LogFormat::Text && std::io::IsTerminal::is_terminal(&std::io::stderr()),
-        )
-        // A log that cannot be written (a full disk, a closed pipe) is no reason to end.
-        .log_internal_errors(false)
-        .with_env_filter(filter);
-    match format {
-        LogFormat::Text => builder.init(),
-        LogFormat::Json => {
-            builder.json().flatten_event(true).with_current_span(false).init();
-            // What would be written beside the log is an entry of it.
-            std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
-        }
-    }
-    if let Some(reason) = unusable {
-        tracing::warn!(?given, reason, "MILLRACE_LOG cannot be understood: the level is {level}");
     }
 }
 
@@ -413,22 +373,5 @@ async fn stop_signal() {
             // Without a handler the kernel's default still ends the process.
             let _ = interrupt.await;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_level_of_the_log_that_cannot_be_understood_is_told_of() {
-        let filtered = |given: Option<&str>| {
-            let (filter, unusable) = log_filter(given.map(OsStr::new), "warn");
-            (filter.to_string(), unusable.is_some())
-        };
-        assert_eq!(filtered(None), ("warn".to_owned(), false));
-        assert_eq!(filtered(Some("millrace_meta=loud")), ("warn".to_owned(), true));
-        let meta = "millrace_meta=debug";
-        assert_eq!(filtered(Some(meta)), (meta.to_owned(), false));
     }
 }

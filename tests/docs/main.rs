@@ -8,6 +8,7 @@
 //! and options are compared with their source.
 
 mod blocks;
+mod comments;
 mod crates;
 mod formats;
 mod functions;

@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use crate::rng::Rng;
+use super::rng::Rng;
 
 const NATIONS: [(&str, usize); 10] = [
     ("FRANCE", 3),

@@ -1,11 +1,5 @@
 //! What is written for nothing is given up, every object of it and no other (docs/design.md §9, garbage collection).
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -20,7 +14,7 @@ use millrace_storage::{JobStore, Persisted, StateStore, StoreOptions};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 struct World {
     memory: Arc<InMemory>,

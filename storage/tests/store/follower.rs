@@ -1,12 +1,6 @@
 //! A version follower reads what the job's own store reads, at every epoch, whatever has become of slices and runs
 //! meanwhile; and it fetches no slice twice.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/pairs.rs"]
-mod pairs;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +22,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use proptest::prelude::*;
 
-use pairs::{FoundRow, Key, Row, found_rows, row_at, schema};
+use crate::pairs::{self, FoundRow, Key, Row, found_rows, row_at, schema};
 
 const KEYED: u32 = 1;
 const MULTISET: u32 = 2;

@@ -1,12 +1,6 @@
 //! The state store against a model: every read of every table, after any history of writes, seals,
 //! commits, flushes, compactions, horizon moves and restarts, equals the same read of a sorted map.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/pairs.rs"]
-mod pairs;
-
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -27,7 +21,7 @@ use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use proptest::prelude::*;
 
-use pairs::{Key, Row, found_rows, row_at, schema};
+use crate::pairs::{self, Key, Row, found_rows, row_at, schema};
 
 const KEYED: u32 = 1;
 const MULTISET: u32 = 2;

@@ -1,8 +1,5 @@
 //! Entries below a table's bound count for no limit of a lookup: fewer than the limit are all there are.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, BinaryArray, RecordBatch, TimestampMicrosecondArray};

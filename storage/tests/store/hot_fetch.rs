@@ -1,11 +1,5 @@
 //! What was hot before another process's compaction is hot after it, and what was not is not read.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +11,7 @@ use millrace_storage::hot_fetch::HotFetchStats;
 use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{JobStore, StateStore, StoreOptions, compaction};
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 const JOB: JobId = RelationId(20000);
 const KEYS: u64 = 40_000;

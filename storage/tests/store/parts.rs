@@ -1,12 +1,6 @@
 //! A lookup whose blocks do not fit its memory answers in parts. Its strings are read in key order, whatever
 //! the order of the question: a part is of some of them, neither the first ones nor in their order.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -18,7 +12,7 @@ use millrace_rpc::version::JobVersion;
 use millrace_storage::{JobStore, Lookup, Part, StateStore, StoreOptions};
 use object_store::memory::InMemory;
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 const JOB: JobId = RelationId(20_000);
 const GROUPS: u16 = 500;

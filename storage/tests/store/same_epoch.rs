@@ -7,12 +7,6 @@
 //! flush's before it has applied them; a compaction begins in between. The store answers slowly and in no
 //! order, memory for lookups and caches is tiny.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/pairs.rs"]
-mod pairs;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +25,7 @@ use millrace_storage::{
 use proptest::prelude::*;
 use tokio::task::JoinHandle;
 
-use pairs::{FoundRow, Key, Row, found_rows, row_at, schema};
+use crate::pairs::{self, FoundRow, Key, Row, found_rows, row_at, schema};
 
 const JOB: JobId = RelationId(20_000);
 const KEYED: u32 = 1;

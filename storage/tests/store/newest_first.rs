@@ -1,12 +1,6 @@
 //! What a read of whole keys costs, and what it waits for: the newest entry decides, so nothing older is read, and
 //! what has come is answered while other blocks are still being read.
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::sync::Arc;
 
 use arrow::array::{AsArray, BinaryArray, Int64Array, RecordBatch};
@@ -20,7 +14,7 @@ use millrace_storage::{
     TableWriter,
 };
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 const JOB: JobId = RelationId(20_000);
 

@@ -1,12 +1,6 @@
 //! The tail of a job that commits little and often is bounded in slices, and what a flush retires is gone for good
 //! (docs/design.md §9, checkpoint).
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +14,7 @@ use millrace_storage::{JobStore, ScanOptions, StateStore, StoreOptions, TableWri
 use object_store::memory::InMemory;
 use parking_lot::Mutex;
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 const LIMITS: TailLimits =
     TailLimits { slices: 20, bytes: 64 << 20, age: Duration::from_secs(3_600) };

@@ -1,12 +1,6 @@
 //! An epoch larger than its memory: it is written while it is open, reads as one, is committed as one, and
 //! leaves nothing behind when it is not (docs/design.md §9, "Large epochs").
 
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-#![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
-
-#[path = "common/numbers.rs"]
-mod numbers;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +14,7 @@ use millrace_storage::sim::{Profile, SimStore};
 use millrace_storage::{JobStore, ScanOptions, StateStore, StoreOptions, TableWriter};
 use object_store::ObjectStore;
 
-use numbers::{TABLE, desc, schema};
+use crate::numbers::{TABLE, desc, schema};
 
 const JOB: JobId = RelationId(20_000);
 const SPILL_BYTES: usize = 256 << 10;
