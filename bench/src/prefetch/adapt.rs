@@ -148,6 +148,9 @@ impl Args {
             threshold: SketchOptions::default().threshold,
         };
         let mode = Mode::by_name(&self.mode)?;
+        require(mode.input_of().is_none(), || {
+            format!("--mode {}: the plan of the query has no such place", mode.name)
+        })?;
         Ok(Order { mode, setting, faster: modes::named_profile(&self.faster)?, phase, keys })
     }
 }

@@ -51,6 +51,15 @@ pub struct Comparison<'a> {
     pub setting: &'a Setting,
 }
 
+impl<'a> Comparison<'a> {
+    /// The modes in which the query can be run, with their places in the plan.
+    pub fn modes(&self) -> Vec<(usize, &'a Mode)> {
+        let (order, world) = (self.order, self.world);
+        let all = order.plan.run.iter().enumerate();
+        all.filter(|(_, mode)| world.offers(mode)).collect()
+    }
+}
+
 impl Comparison<'_> {
     /// The medians of each mode, printed.
     pub async fn run(&self) -> Result<Outcome, String> {
@@ -100,13 +109,14 @@ impl Comparison<'_> {
     /// Of each mode the most rows a second that it can take: the median of the runs; not of those whose state is hot. A
     /// quick comparison leaves out the modes that only `fixed` is taken from.
     async fn most_rows(&self) -> Result<Vec<Option<f64>>, String> {
-        let modes = &self.order.plan.run;
-        let mut most = vec![Vec::new(); modes.len()];
+        let modes = self.modes();
+        let mut most = vec![Vec::new(); self.order.plan.run.len()];
         for _ in 0..self.order.runs {
-            let all = !self.order.quick || modes.iter().all(Mode::is_candidate);
+            let all = !self.order.quick || modes.iter().all(|(_, mode)| mode.is_candidate());
             let asked = |mode: &Mode| !mode.hot && (all || !mode.is_candidate());
-            for (mode, most) in modes.iter().zip(&mut most).filter(|(mode, _)| asked(mode)) {
-                most.push(self.most_rows_of(mode).await?);
+            for (place, mode) in modes.iter().filter(|(_, mode)| asked(mode)) {
+                let rate = self.most_rows_of(mode).await?;
+                most[*place].push(rate);
             }
         }
         let median = |mut all: Vec<f64>| {

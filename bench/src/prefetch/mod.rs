@@ -47,6 +47,15 @@ pub async fn run(args: &Args) -> Result<(), String> {
             world.state as f64 / 1e6,
             begun.elapsed().as_secs_f64()
         );
+        let modes = &order.plan.run;
+        let left_out = modes.iter().filter(|mode| !world.offers(mode)).map(|mode| mode.name);
+        let left_out: Vec<&str> = left_out.collect();
+        if !left_out.is_empty() {
+            eprintln!("{}: its plan has no place for {}", query.name, left_out.join(", "));
+        }
+        if left_out.len() == modes.len() {
+            continue;
+        }
         for setting in &order.settings {
             if order.settings.len() > 1 {
                 println!("{} {}: {}", query.name, setting.label(), setting.title());
