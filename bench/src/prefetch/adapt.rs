@@ -88,7 +88,7 @@ struct Order {
 pub async fn run(args: &Args) -> Result<(), String> {
     let order = args.order()?;
     let world = World::build(&ADAPT, order.keys, args.parallelism, false).await?;
-    let running = world.copy(&order.mode, &order.setting).await?;
+    let running = world.copy(&order.mode, &order.setting, 0).await?;
     let reader = Reader::open(&world, &running).await?;
     let keys = Keys::in_turn(order.keys);
     let sessions = Sessions::open(&keys, &running, args.sessions).await?;

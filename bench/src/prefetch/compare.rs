@@ -111,11 +111,11 @@ impl Comparison<'_> {
     async fn most_rows(&self) -> Result<Vec<Option<f64>>, String> {
         let modes = self.modes();
         let mut most = vec![Vec::new(); self.order.plan.run.len()];
-        for _ in 0..self.order.runs {
+        for round in 0..self.order.runs {
             let all = !self.order.quick || modes.iter().all(|(_, mode)| mode.is_candidate());
             let asked = |mode: &Mode| !mode.hot && (all || !mode.is_candidate());
             for (place, mode) in modes.iter().filter(|(_, mode)| asked(mode)) {
-                let rate = self.most_rows_of(mode).await?;
+                let rate = self.most_rows_of(mode, round).await?;
                 most[*place].push(rate);
             }
         }
@@ -126,8 +126,8 @@ impl Comparison<'_> {
         Ok(most.into_iter().map(median).collect())
     }
 
-    async fn most_rows_of(&self, mode: &Mode) -> Result<f64, String> {
-        let running = self.world.copy(mode, self.setting).await?;
+    async fn most_rows_of(&self, mode: &Mode, round: u32) -> Result<f64, String> {
+        let running = self.world.copy(mode, self.setting, round).await?;
         let reader = Reader::open(self.world, &running).await?;
         let keys = self.keys(mode);
         let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;
@@ -151,7 +151,7 @@ impl Comparison<'_> {
         for number in 0..self.order.runs {
             let mut runs = Vec::new();
             for (place, mode) in in_turn(&group.modes, number) {
-                let mut run = self.measure(mode, group.rate, group.seconds).await?;
+                let mut run = self.measure(mode, (group.rate, group.seconds), number).await?;
                 run.cost.run = Some(number);
                 run.cost.load = group.load;
                 run.cost.max_events_per_s = most.get(place).copied().flatten();
@@ -195,9 +195,14 @@ impl Comparison<'_> {
         ))
     }
 
-    /// One run of so many seconds.
-    pub async fn measure(&self, mode: &Mode, rate: f64, seconds: f64) -> Result<Run, String> {
-        let running = self.world.copy(mode, self.setting).await?;
+    /// One run, at a rate and of so many seconds.
+    pub async fn measure(
+        &self,
+        mode: &Mode,
+        (rate, seconds): (f64, f64),
+        round: u32,
+    ) -> Result<Run, String> {
+        let running = self.world.copy(mode, self.setting, round).await?;
         let reader = Reader::open(self.world, &running).await?;
         let keys = self.keys(mode);
         let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;

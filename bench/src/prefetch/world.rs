@@ -151,10 +151,16 @@ impl World {
         self.keys * self.query.history
     }
 
-    /// A server in a mode, with caches in memory that know nothing.
-    pub async fn copy(&self, mode: &Mode, setting: &Setting) -> Result<Running, String> {
+    /// A server in a mode, with caches in memory that know nothing. In each round the store draws other latencies:
+    /// medians of rounds that all draw the same ones would be of one sample.
+    pub async fn copy(
+        &self,
+        mode: &Mode,
+        setting: &Setting,
+        round: u32,
+    ) -> Result<Running, String> {
         let bucket = copied(&self.bucket).await?;
-        let sim = SimStore::new(bucket, mode.profile(setting.profile), 1);
+        let sim = SimStore::new(bucket, mode.profile(setting.profile), u64::from(round) + 1);
         let cache = (self.state as f64 / setting.state_to_cache) as usize;
         let caches = self.query.caches * self.parallelism;
         // What hints need is memory that the caches have less, but never more than half of it.
