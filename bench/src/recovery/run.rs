@@ -92,6 +92,10 @@ impl Cluster {
         if self.version(self.view).epoch >= epoch {
             return Err("the view has a row that nobody has computed".to_owned());
         }
+        if self.placed(self.view) == Some(standby.incarnation()?) {
+            // The end of the owner, or the row, took longer than the leader waits for heartbeats.
+            return Err("the view was placed elsewhere before its row was there".to_owned());
+        }
         let Moments { decided, row, visible, before, until_row, blocks_until_row } =
             self.follow(&standby, epoch).await?;
         if traced {
