@@ -6,8 +6,8 @@
 //! the last view; `state_wait` from when a view could read the row until the view's epoch with it was sealed, which
 //! contains the reads of cold state and no commit (over a chain of views, the sum). All modes must have the same result.
 //!
-//! A statement's rows are taken to be in the newest epoch of the table when it has its answer: where another epoch was
-//! committed before the answer arrived, their times are too long by one epoch at most, in every mode.
+//! A statement's rows are taken to be in the newest epoch of the table when it has its answer: where others were committed
+//! before the answer arrived, their times are too long by these, in every mode.
 
 pub mod adapt;
 mod args;
