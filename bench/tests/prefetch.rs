@@ -67,6 +67,7 @@ fn every_mode_has_a_line_and_all_have_one_result_of_the_same_rows() {
     {
         assert!(modes.contains(&mode), "{mode} is not among {modes:?}");
     }
+    assert!(!modes.contains(&"join:input"), "a single join has no place inside the view");
     for line in &lines {
         let missing: Vec<&&str> = FIELDS.iter().filter(|f| line.get(**f).is_none()).collect();
         assert!(missing.is_empty(), "{missing:?} of {line}");
@@ -81,6 +82,21 @@ fn every_mode_has_a_line_and_all_have_one_result_of_the_same_rows() {
     assert!(hot["cpu_ratio"].as_f64().is_some_and(|ratio| ratio > 0.0));
     let wait = |mode: &str| find(mode)["state_wait_p50_ms"].as_f64().expect("a number");
     assert!(wait("bound") <= wait("async-timestamp"), "a bound of the run that it is taken from");
+}
+
+#[test]
+fn a_place_inside_a_view_is_a_fixed_one_where_the_plan_has_it() {
+    let small = ["--keys", "20000", "--rate", "100", "--seconds", "1"];
+    let words =
+        ["prefetch", "--quick", "--query", "join3", "--profile", "nvme", "--modes", "fixed"];
+    let mut lines = lines_of(&[&words[..], &small[..]].concat());
+    lines.retain(|line| line.get("mode").is_some());
+    let modes: Vec<&str> = lines.iter().filter_map(|l| l["mode"].as_str()).collect();
+    assert_eq!(modes, ["entry", "root", "leaf", "join:input", "fixed"], "there is no aggregate");
+    let find = |mode: &str| lines.iter().find(|l| l["mode"] == mode).expect("it is there");
+    assert!(find("join:input")["hinted"].as_u64().is_some_and(|hinted| hinted > 0));
+    let best = find("fixed")["candidate"].as_str().expect("a name");
+    assert!(modes[..4].contains(&best), "{best}");
 }
 
 #[test]

@@ -88,7 +88,7 @@ struct Order {
 pub async fn run(args: &Args) -> Result<(), String> {
     let order = args.order()?;
     let world = World::build(&ADAPT, order.keys, args.parallelism, false).await?;
-    let running = world.copy(&order.mode, &order.setting).await?;
+    let running = world.copy(&order.mode, &order.setting, 0).await?;
     let reader = Reader::open(&world, &running).await?;
     let keys = Keys::in_turn(order.keys);
     let sessions = Sessions::open(&keys, &running, args.sessions).await?;
@@ -148,6 +148,9 @@ impl Args {
             threshold: SketchOptions::default().threshold,
         };
         let mode = Mode::by_name(&self.mode)?;
+        require(mode.input_of().is_none(), || {
+            format!("--mode {}: the plan of the query has no such place", mode.name)
+        })?;
         Ok(Order { mode, setting, faster: modes::named_profile(&self.faster)?, phase, keys })
     }
 }

@@ -34,10 +34,11 @@ ads (enrichment and a count by window), views (a chain of three views); `all`.
 
 Modes: sync-lru, sync-clock (a row waits for its state before the next), async-lru, async-clock, async-timestamp (rows
 overtake each other while state is read), lookahead (hints, as by default), entry, root, leaf (hints from one fixed
-place), fixed (the best of these three, which are all run), ram (nothing is cold), bound (what a perfect prefetcher
-would reach with the leads and reads of the async-timestamp run; runs that and ram), ram-hints (hints as by default while
-few keys come and their state is in memory; runs ram-hot, which is the same without hints). Groups: `all`, and `async`,
-which is `all` without the two sync modes.
+place), join:input, aggregate:input (hints for these operators from rows inside the view, for others as by default; left
+out for queries whose plan has no such place), fixed (the best of these five, which are all run), ram (nothing is cold),
+bound (what a perfect prefetcher would reach with the leads and reads of the async-timestamp run; runs that and ram),
+ram-hints (hints as by default while few keys come and their state is in memory; runs ram-hot, which is the same without
+hints). Groups: `all`, and `async`, which is `all` without the two sync modes.
 
 Rate: at most 70 % of the maximum of the slowest asynchronous mode, lowered until at most half a core for each task is
 busy and keys are cold. Sync modes that cannot take it get rows apart, at 70 % of the maximum of the slowest of them, and
@@ -202,8 +203,8 @@ impl Args {
         })
     }
 
-    /// The sketch counts keys at the place `leaf` only, and only frequent ones reach a threshold: elsewhere all values of
-    /// its sweep show the same.
+    /// The sketch counts keys at the places `leaf` and `input` only, and only frequent ones reach a threshold: elsewhere
+    /// all values of its sweep show the same.
     fn is_threshold_swept(&self) -> bool {
         self.sweep == Some(Sweep::Threshold)
     }
@@ -218,13 +219,16 @@ impl Args {
             true => Plan::of(&default.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())?,
             false => Plan::of(&self.modes)?,
         };
-        require(self.rate.is_some() || plan.run.iter().any(|mode| !mode.hot), || {
-            format!("{RAM_HINTS} alone needs a --rate, or another mode beside it")
+        // The rate of rows with hot state is that of others.
+        let has_hot = plan.run.iter().any(|mode| mode.hot);
+        let has_others = plan.run.iter().any(|mode| !mode.hot && mode.input_of().is_none());
+        require(self.rate.is_some() || !has_hot || has_others, || {
+            format!("{RAM_HINTS} alone needs a --rate, or another mode beside it for every query")
         })?;
         if self.is_threshold_swept() {
             let has_leaf = plan.run.iter().any(|mode| mode.name == LEAF);
             require(has_leaf, || {
-                format!("--sweep threshold needs the mode {LEAF}: elsewhere keys are not counted")
+                format!("--sweep threshold needs the mode {LEAF}: keys are counted there")
             })?;
             require(self.skew() > 0.0, || {
                 "--sweep threshold needs a --skew above 0: no key comes often enough".to_owned()
@@ -369,6 +373,7 @@ mod tests {
             (vec!["--skew=-1"], "a skew must be 0 to 2"),
             (vec!["--sweep-values", "1"], "--sweep"),
             (vec!["--modes", "ram-hints"], "ram-hints alone needs a --rate"),
+            (vec!["--modes", "join:input,ram-hints"], "ram-hints alone needs a --rate"),
             (vec!["--sweep", "threshold", "--skew", "0"], "needs a --skew above 0"),
             (vec!["--sweep", "threshold", "--modes", "lookahead"], "needs the mode leaf"),
             (vec!["--parallelism", "65"], "--parallelism must be 1 to 64"),

@@ -51,6 +51,15 @@ pub struct Comparison<'a> {
     pub setting: &'a Setting,
 }
 
+impl<'a> Comparison<'a> {
+    /// The modes in which the query can be run, with their places in the plan.
+    pub fn modes(&self) -> Vec<(usize, &'a Mode)> {
+        let (order, world) = (self.order, self.world);
+        let all = order.plan.run.iter().enumerate();
+        all.filter(|(_, mode)| world.offers(mode)).collect()
+    }
+}
+
 impl Comparison<'_> {
     /// The medians of each mode, printed.
     pub async fn run(&self) -> Result<Outcome, String> {
@@ -100,13 +109,14 @@ impl Comparison<'_> {
     /// Of each mode the most rows a second that it can take: the median of the runs; not of those whose state is hot. A
     /// quick comparison leaves out the modes that only `fixed` is taken from.
     async fn most_rows(&self) -> Result<Vec<Option<f64>>, String> {
-        let modes = &self.order.plan.run;
-        let mut most = vec![Vec::new(); modes.len()];
-        for _ in 0..self.order.runs {
-            let all = !self.order.quick || modes.iter().all(Mode::is_candidate);
+        let modes = self.modes();
+        let mut most = vec![Vec::new(); self.order.plan.run.len()];
+        for round in 0..self.order.runs {
+            let all = !self.order.quick || modes.iter().all(|(_, mode)| mode.is_candidate());
             let asked = |mode: &Mode| !mode.hot && (all || !mode.is_candidate());
-            for (mode, most) in modes.iter().zip(&mut most).filter(|(mode, _)| asked(mode)) {
-                most.push(self.most_rows_of(mode).await?);
+            for (place, mode) in modes.iter().filter(|(_, mode)| asked(mode)) {
+                let rate = self.most_rows_of(mode, round).await?;
+                most[*place].push(rate);
             }
         }
         let median = |mut all: Vec<f64>| {
@@ -116,8 +126,8 @@ impl Comparison<'_> {
         Ok(most.into_iter().map(median).collect())
     }
 
-    async fn most_rows_of(&self, mode: &Mode) -> Result<f64, String> {
-        let running = self.world.copy(mode, self.setting).await?;
+    async fn most_rows_of(&self, mode: &Mode, round: u32) -> Result<f64, String> {
+        let running = self.world.copy(mode, self.setting, round).await?;
         let reader = Reader::open(self.world, &running).await?;
         let keys = self.keys(mode);
         let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;
@@ -141,7 +151,7 @@ impl Comparison<'_> {
         for number in 0..self.order.runs {
             let mut runs = Vec::new();
             for (place, mode) in in_turn(&group.modes, number) {
-                let mut run = self.measure(mode, group.rate, group.seconds).await?;
+                let mut run = self.measure(mode, (group.rate, group.seconds), number).await?;
                 run.cost.run = Some(number);
                 run.cost.load = group.load;
                 run.cost.max_events_per_s = most.get(place).copied().flatten();
@@ -185,9 +195,14 @@ impl Comparison<'_> {
         ))
     }
 
-    /// One run of so many seconds.
-    pub async fn measure(&self, mode: &Mode, rate: f64, seconds: f64) -> Result<Run, String> {
-        let running = self.world.copy(mode, self.setting).await?;
+    /// One run, at a rate and of so many seconds.
+    pub async fn measure(
+        &self,
+        mode: &Mode,
+        (rate, seconds): (f64, f64),
+        round: u32,
+    ) -> Result<Run, String> {
+        let running = self.world.copy(mode, self.setting, round).await?;
         let reader = Reader::open(self.world, &running).await?;
         let keys = self.keys(mode);
         let sessions = Sessions::open(&keys, &running, self.order.sessions).await?;

@@ -60,7 +60,7 @@ pub async fn of<'a>(
     most: &[Option<f64>],
 ) -> Result<Vec<Group<'a>>, String> {
     let order = comparison.order;
-    let all = order.plan.run.iter().enumerate();
+    let all = comparison.modes().into_iter();
     let (hot, cold): (Vec<_>, Vec<_>) = all.partition(|(_, mode)| mode.hot);
     let mut groups = match order.rate {
         Some(rate) => {

@@ -7,6 +7,7 @@ use millrace_executor::lookahead::sketch::SketchOptions;
 use millrace_executor::options::Eviction::{self, Clock, Lru, Timestamp};
 use millrace_executor::options::StateAccess::{self, Asynchronous, Synchronous};
 use millrace_executor::options::{ExecOptions, LookaheadMode};
+use millrace_graph::lookahead::Place;
 use millrace_storage::sim::Profile;
 
 use super::queries::Query;
@@ -32,7 +33,12 @@ const fn hints(name: &'static str, lookahead: LookaheadMode) -> Mode {
     Mode { lookahead, ..mode(name, Asynchronous, Timestamp) }
 }
 
-const MODES: [Mode; 12] = [
+/// Rows are looked at inside the view for operators of this name, in lower case; for others as by default.
+const fn at_input(name: &'static str, operator: &'static str) -> Mode {
+    hints(name, LookaheadMode::Operator(operator, Place::Input))
+}
+
+const MODES: [Mode; 14] = [
     mode("sync-lru", Synchronous, Lru),
     mode("sync-clock", Synchronous, Clock),
     mode("async-lru", Asynchronous, Lru),
@@ -42,6 +48,9 @@ const MODES: [Mode; 12] = [
     hints("entry", LookaheadMode::Entry),
     hints("root", LookaheadMode::Root),
     hints(LEAF, LookaheadMode::Leaf),
+    // The operators that have such a place in the plan of one of the queries.
+    at_input("join:input", "join"),
+    at_input("aggregate:input", "aggregate"),
     Mode { in_memory: true, ..mode(RAM, Asynchronous, Timestamp) },
     Mode { in_memory: true, hot: true, ..mode(RAM_HOT, Asynchronous, Timestamp) },
     Mode { in_memory: true, hot: true, ..hints(RAM_HINTS, LookaheadMode::Auto) },
@@ -59,13 +68,10 @@ pub const RAM_HOT: &str = "ram-hot";
 pub const RAM_HINTS: &str = "ram-hints";
 /// The mode whose leads and reads are recorded for [`BOUND`].
 pub const RECORDED: &str = "async-timestamp";
-/// The best of the modes with one fixed place. Not run: taken from them.
+/// The best of the modes with a fixed place. Not run: taken from them.
 pub const FIXED: &str = "fixed";
 /// What a perfect prefetcher would reach. Not run: computed from [`RECORDED`] and [`RAM`].
 pub const BOUND: &str = "bound";
-
-/// Places of [`FIXED`].
-const CANDIDATES: [&str; 3] = ["entry", "root", LEAF];
 
 /// Every key is a `BIGINT`, and so is what brings the next key of a chain.
 const KEY_BYTES: usize = 8;
@@ -105,7 +111,7 @@ impl Plan {
             let in_group = has(&["all"]) || has(&["async"]) && mode.access == Asynchronous;
             in_group
                 || has(&[mode.name])
-                || fixed && CANDIDATES.contains(&mode.name)
+                || fixed && mode.is_candidate()
                 || bound && [RECORDED, RAM].contains(&mode.name)
                 || mode.name == RAM_HOT && has(&[RAM_HINTS])
         };
@@ -122,7 +128,17 @@ impl Mode {
 
     /// One of those that [`FIXED`] is taken from.
     pub fn is_candidate(&self) -> bool {
-        CANDIDATES.contains(&self.name)
+        use LookaheadMode::{Entry, Leaf, Operator, Root};
+        matches!(self.lookahead, Entry | Root | Leaf | Operator(..))
+    }
+
+    /// The operator, in lower case, for which rows inside the view are looked at: the mode is one for queries whose plan
+    /// has such a place. `None`: it is one for every query.
+    pub fn input_of(&self) -> Option<&'static str> {
+        match self.lookahead {
+            LookaheadMode::Operator(operator, Place::Input) => Some(operator),
+            _ => None,
+        }
     }
 
     /// Without hints, and with cold state: what hints are compared with.
@@ -236,11 +252,25 @@ mod tests {
         let fixed = plan(&["async-lru", "fixed"]);
         assert!(fixed.fixed && !fixed.bound);
         assert_eq!(names(&fixed)[0], "async-lru");
-        assert!(CANDIDATES.iter().all(|c| names(&fixed).contains(c)));
+        for candidate in ["entry", "root", LEAF, "join:input", "aggregate:input"] {
+            assert!(names(&fixed).contains(&candidate), "{candidate}");
+        }
         assert_eq!(names(&plan(&["bound"])), [RECORDED, RAM]);
         assert_eq!(names(&plan(&["ram-hints"])), [RAM_HOT, RAM_HINTS]);
         let asynchronous = plan(&["async"]);
         assert!(asynchronous.run.iter().all(|m| m.access == Asynchronous));
+    }
+
+    #[test]
+    fn a_place_inside_a_view_is_forced_as_by_the_setting_of_that_name() {
+        let inside: Vec<Mode> = MODES.into_iter().filter(|m| m.input_of().is_some()).collect();
+        assert_eq!(inside.len(), 2);
+        for mode in inside {
+            assert_eq!(LookaheadMode::parse(mode.name), Some(mode.lookahead), "{}", mode.name);
+            assert!(mode.is_candidate() && mode.has_hints(), "{}", mode.name);
+        }
+        let of = |mode: &str| Mode::by_name(mode).unwrap().input_of();
+        assert_eq!([of("join:input"), of(LEAF), of(LOOKAHEAD)], [Some("join"), None, None]);
     }
 
     #[test]

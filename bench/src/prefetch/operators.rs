@@ -59,6 +59,18 @@ pub fn places(running: &Running) -> String {
     if found.is_empty() { NO_PLACE.to_owned() } else { found.join("+") }
 }
 
+/// The place inside a view, as the operators name it.
+const INPUT: &str = "input";
+
+/// Names of the views' operators for which rows inside the view can be looked at, each once.
+pub fn with_input(running: &Running) -> Vec<String> {
+    let has_input = |o: &OperatorStats| o.measures.candidates().contains(&INPUT);
+    let mut names: Vec<String> = all(running).filter(has_input).map(|o| o.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
 /// The share of epochs in which a row had to wait for a read: of the operator with the largest. `None`: no operator has
 /// noted any.
 pub fn late_epochs(running: &Running) -> Option<f64> {

@@ -98,7 +98,7 @@ pub async fn choose(
 
 async fn of(comparison: &Comparison<'_>, mode: &Mode, rate: f64) -> Result<Trial, String> {
     let seconds = comparison.order.closed_seconds.max(LEAST_ROWS / rate);
-    let Run { cost, .. } = comparison.measure(mode, rate, seconds).await?;
+    let Run { cost, .. } = comparison.measure(mode, (rate, seconds), 0).await?;
     let cold_share = cost.cold_share.filter(|_| comparison.setting.is_cold());
     let cores = cores();
     let tasks = comparison.order.parallelism.min(cores);

@@ -69,11 +69,15 @@ impl Epochs {
         self.times.last().map_or(0, |last| last.values().filter(within).count() as u64)
     }
 
-    /// The epoch of the table that a statement was committed with: the newest when it had its answer.
+    /// The epoch of the table that a statement was committed with: the newest when it had its answer. The worker notes a
+    /// commit after it has answered, so where that one is older than the statement it is the next.
     fn of_statement(&self, sent: &Sent) -> Option<&EpochTimes> {
-        let committed =
+        let epochs = self.times.first()?;
+        let is_answered =
             |t: &&EpochTimes| t.committed.is_some_and(|c| c.into_std() <= sent.acknowledged);
-        self.times.first()?.values().rev().find(committed)
+        let is_later = |t: &&EpochTimes| t.committed.is_some_and(|c| c.into_std() >= sent.sent);
+        let newest = epochs.values().rev().find(is_answered).filter(is_later);
+        newest.or_else(|| epochs.values().find(is_later))
     }
 
     fn seen(&self, sent: &Sent) -> Option<Seen> {
@@ -288,6 +292,19 @@ mod tests {
         assert_eq!(all.visible, [46.0, 48.0]);
         assert_eq!(all.state_wait, [20.0, 20.0]);
         assert_eq!(recording().median_waits(), [20.0]);
+    }
+
+    #[test]
+    fn an_epoch_from_before_a_statement_does_not_have_its_rows() {
+        let mut recording = recording();
+        let sent = recording.sent[0].sent;
+        let before = At::from_std(sent) - Duration::from_millis(1);
+        let old = EpochTimes { epoch: Epoch(3), sealed: None, committed: Some(before) };
+        recording.epochs.times[0].insert(old.epoch, old);
+        // The commit was noted at 10 ms.
+        recording.sent[0].acknowledged = sent + Duration::from_millis(9);
+        let all = Latencies::of(&recording.rows().expect("the epochs are known"));
+        assert_eq!(all.visible, [46.0, 48.0]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tokio_postgres::Client;
 
 use super::args::Setting;
 use super::modes::Mode;
+use super::operators;
 use super::queries::{Keys, Query};
 use super::sparse;
 use crate::cold::{settle_for, state_bytes};
@@ -43,6 +44,8 @@ pub struct World {
     pub keys: u64,
     /// Bytes of all views' runs.
     pub state: u64,
+    /// Names of the views' operators for which rows inside the view can be looked at.
+    inputs: Vec<String>,
     parallelism: usize,
     bucket: Arc<dyn ObjectStore>,
     /// The directory of the server that built the state, if it had a disk tier.
@@ -83,14 +86,17 @@ impl World {
     ) -> Result<World, String> {
         let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let disk = if disk_tier { Some(temporary(None)?) } else { None };
-        let mut world = World { query, keys, state: 0, parallelism, bucket, disk };
+        let inputs = Vec::new();
+        let mut world = World { query, keys, state: 0, inputs, parallelism, bucket, disk };
         let dir = temporary(None)?;
         let sim = SimStore::new(Arc::clone(&world.bucket), Profile::INSTANT, 1);
         let overrides = Overrides::threads_apart();
         let start = Start { sim, overrides, flush_bytes: BUILD_FLUSH_BYTES, disk_tier, dir };
-        let running = world.start(start).await?;
+        let mut running = world.start(start).await?;
         world.fill(&running.client).await?;
         world.state = settled_state(query, &running).await?;
+        running.relations = world.relations(&running)?;
+        world.inputs = operators::with_input(&running);
         let dir = running.stop().await;
         if let Some(disk) = &world.disk {
             sparse::copy(&dir.path().join(DISK_DIRECTORY), disk.path())?;
@@ -123,15 +129,38 @@ impl World {
         execute(client, "FLUSH").await
     }
 
+    /// The table and the views, in the order in which rows take them.
+    fn relations(&self, running: &Running) -> Result<Vec<RelationId>, String> {
+        let catalog = running.server.meta.catalog();
+        let views = self.query.views.iter().map(|(name, _)| *name);
+        let id = |name: &str| {
+            let relation = catalog.by_name("public", name).map(|r| RelationId(r.id));
+            relation.ok_or_else(|| format!("{name} is not there"))
+        };
+        std::iter::once("events").chain(views).map(id).collect()
+    }
+
+    /// Whether the query can be run in a mode: rows inside a view can be looked at only where its plan has them.
+    pub fn offers(&self, mode: &Mode) -> bool {
+        let has = |operator: &str| self.inputs.iter().any(|own| own.eq_ignore_ascii_case(operator));
+        mode.input_of().is_none_or(has)
+    }
+
     /// The number of the first row that is not there yet.
     pub fn first_row(&self) -> u64 {
         self.keys * self.query.history
     }
 
-    /// A server in a mode, with caches in memory that know nothing.
-    pub async fn copy(&self, mode: &Mode, setting: &Setting) -> Result<Running, String> {
+    /// A server in a mode, with caches in memory that know nothing. In each round the store draws other latencies:
+    /// medians of rounds that all draw the same ones would be of one sample.
+    pub async fn copy(
+        &self,
+        mode: &Mode,
+        setting: &Setting,
+        round: u32,
+    ) -> Result<Running, String> {
         let bucket = copied(&self.bucket).await?;
-        let sim = SimStore::new(bucket, mode.profile(setting.profile), 1);
+        let sim = SimStore::new(bucket, mode.profile(setting.profile), u64::from(round) + 1);
         let cache = (self.state as f64 / setting.state_to_cache) as usize;
         let caches = self.query.caches * self.parallelism;
         // What hints need is memory that the caches have less, but never more than half of it.
@@ -152,11 +181,7 @@ impl World {
             let blocks = running.server.store.cache();
             blocks.set_memory_bytes(left / 2).map_err(|e| e.to_string())?;
         }
-        let catalog = running.server.meta.catalog();
-        for name in std::iter::once("events").chain(self.query.views.iter().map(|(n, _)| *n)) {
-            let relation = catalog.by_name("public", name).map(|r| RelationId(r.id));
-            running.relations.push(relation.ok_or_else(|| format!("{name} is not there"))?);
-        }
+        running.relations = self.relations(&running)?;
         Ok(running)
     }
 
@@ -246,5 +271,30 @@ impl Running {
     /// Of the result.
     pub fn view(&self) -> RelationId {
         self.relations.last().copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_of_a_place_inside_a_view_is_one_for_queries_with_such_an_operator() {
+        let offered = |inputs: &[&str]| {
+            let world = World {
+                query: Query::by_name("join3").unwrap(),
+                keys: 1,
+                state: 1,
+                inputs: inputs.iter().map(|name| (*name).to_owned()).collect(),
+                parallelism: 1,
+                bucket: Arc::new(InMemory::new()),
+                disk: None,
+            };
+            let modes = ["leaf", "join:input", "aggregate:input"];
+            modes.map(|mode| world.offers(&Mode::by_name(mode).unwrap()))
+        };
+        assert_eq!(offered(&[]), [true, false, false]);
+        assert_eq!(offered(&["Join"]), [true, true, false]);
+        assert_eq!(offered(&["Aggregate", "Join"]), [true, true, true]);
     }
 }

@@ -299,21 +299,22 @@ impl Starting<'_> {
 
     async fn meta(&self) -> Result<Host<MetaProcess>, String> {
         let config = self.config(Role::Meta, "meta", &[]);
-        let at = (self.raw, self.profile);
+        let at = (self.raw, self.profile, 1);
         let start = |store| MetaProcess::start(config, self.overrides(store));
         Host::start("meta", MEMORY_LIMIT, at, start).await
     }
 
     async fn frontend(&self, metas: &[String]) -> Result<Host<FrontendProcess>, String> {
         let config = self.config(Role::Frontend, "frontend", metas);
-        let at = (self.raw, self.profile);
+        let at = (self.raw, self.profile, 1);
         let start = |store| FrontendProcess::start(config, self.overrides(store));
         Host::start("frontend", MEMORY_LIMIT, at, start).await
     }
 
     async fn compute(&self, metas: &[String], number: u32) -> Result<Host<ComputeProcess>, String> {
         let config = self.config(Role::Compute, &format!("compute-{number}"), metas);
-        let at = (self.raw, self.profile);
+        // Each new owner of a view meets other latencies: runs are to be samples of their own.
+        let at = (self.raw, self.profile, u64::from(number) + 1);
         let start = |store| ComputeProcess::start(config, self.overrides(store));
         Host::start("compute", MEMORY_LIMIT, at, start).await
     }

@@ -23,17 +23,18 @@ pub struct Host<P: Send + 'static> {
 }
 
 impl<P: Send + 'static> Host<P> {
-    /// Starts a process, given its way to the store that lies in `raw`.
+    /// Starts a process, given its way to the store that lies in `raw`. Its latencies are drawn from a seed: of processes
+    /// with one seed all first requests take the same time, all second ones, and so on.
     pub async fn start<F>(
         name: &str,
         memory_limit: usize,
-        (raw, profile): (&Arc<dyn ObjectStore>, Profile),
+        (raw, profile, seed): (&Arc<dyn ObjectStore>, Profile, u64),
         start: impl FnOnce(Arc<dyn ObjectStore>) -> F,
     ) -> Result<Host<P>, String>
     where
         F: Future<Output = Result<P, StartError>> + Send + 'static,
     {
-        let sim = SimStore::new(Arc::clone(raw), profile, 1);
+        let sim = SimStore::new(Arc::clone(raw), profile, seed);
         let runtime = runtimes::builder(name, memory_limit)
             .worker_threads(THREADS)
             .build()

@@ -92,7 +92,11 @@ impl Cluster {
         if self.version(self.view).epoch >= epoch {
             return Err("the view has a row that nobody has computed".to_owned());
         }
-        let Moments { decided, row, visible, before, until_row } =
+        if self.placed(self.view) == Some(standby.incarnation()?) {
+            // The end of the owner, or the row, took longer than the leader waits for heartbeats.
+            return Err("the view was placed elsewhere before its row was there".to_owned());
+        }
+        let Moments { decided, row, visible, before, until_row, blocks_until_row } =
             self.follow(&standby, epoch).await?;
         if traced {
             let jobs = [("the view", &*versions[0]), ("the table", &*versions[1])];
@@ -103,7 +107,7 @@ impl Cluster {
         if read != [Some("2".to_owned())] {
             return Err(format!("the row of {key} has {read:?}, not 2"));
         }
-        let blocks = blocks_read(&standby)? - blocks;
+        let blocks = blocks_until_row - blocks;
         self.owner = Some(standby);
         Ok(Recovery {
             lost: decided - killed,
@@ -136,13 +140,19 @@ impl Cluster {
             if row.is_none() {
                 let times = standby.process()?.worker.epoch_times(self.view).unwrap_or_default();
                 let sealed = times.iter().filter(|t| t.epoch.0 >= epoch).find_map(|t| t.sealed);
-                row = sealed.map(|sealed| (sealed, standby.sim.stats()));
+                if let Some(sealed) = sealed {
+                    row = Some((sealed, standby.sim.stats(), blocks_read(standby)?));
+                }
             }
             if self.version(self.view).epoch >= epoch {
                 let placed = decided.ok_or("the view went on without being placed");
                 let (decided, before) = placed?;
-                let (row, until_row) = row.unwrap_or((now, standby.sim.stats()));
-                return Ok(Moments { decided, row, visible: now, before, until_row });
+                let (row, until_row, blocks_until_row) = match row {
+                    Some(row) => row,
+                    None => (now, standby.sim.stats(), blocks_read(standby)?),
+                };
+                let visible = now;
+                return Ok(Moments { decided, row, visible, before, until_row, blocks_until_row });
             }
             if begun.elapsed() > PATIENCE {
                 return Err("the view does not go on elsewhere".to_owned());
@@ -184,6 +194,8 @@ struct Moments {
     /// What the new owner had asked of the store when it was decided, and when the row was computed.
     before: SimStats,
     until_row: SimStats,
+    /// Blocks that it had read from the store when the row was computed.
+    blocks_until_row: u64,
 }
 
 /// Blocks that a process has read from the store.
