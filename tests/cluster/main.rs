@@ -27,6 +27,7 @@ mod takeover;
 mod tls;
 mod transfers;
 mod unregistered;
+mod without_store;
 mod workloads;
 mod writers;
 
