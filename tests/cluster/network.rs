@@ -13,6 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use crate::sessions::LIMIT;
+
 /// Of names: who sends, and to whom.
 pub type Way = (&'static str, &'static str);
 
@@ -34,6 +36,8 @@ struct Known {
 #[derive(Clone)]
 pub struct Network {
     rules: watch::Sender<Rules>,
+    /// How much is held back now, in pieces as they came.
+    waiting: watch::Sender<BTreeMap<Way, usize>>,
     known: Arc<Mutex<Known>>,
 }
 
@@ -43,7 +47,8 @@ fn in_order((a, b): Way) -> Way {
 
 impl Network {
     pub fn new() -> Network {
-        Network { rules: watch::Sender::new(Rules::default()), known: Arc::default() }
+        let (rules, waiting) = (watch::Sender::default(), watch::Sender::default());
+        Network { rules, waiting, known: Arc::default() }
     }
 
     /// Where others reach a process that listens at this address.
@@ -86,9 +91,25 @@ impl Network {
         self.rules.send_modify(|rules| rules.held.retain(|way| !ways.contains(way)));
     }
 
+    /// Returns when bytes have come that go this way and are held back.
+    pub async fn await_held(&self, way: Way) {
+        let mut waiting = self.waiting.subscribe();
+        let held = waiting.wait_for(|all| all.get(&way).is_some_and(|pieces| *pieces > 0));
+        let held = tokio::time::timeout(LIMIT, held).await;
+        assert!(held.is_ok(), "nothing goes this way: {way:?}");
+    }
+
     /// Ends all connections between two.
     pub fn reset(&self, between: Way) {
         self.rules.send_modify(|rules| *rules.resets.entry(in_order(between)).or_default() += 1);
+    }
+
+    /// Bytes have come that go this way: returns when they are let through.
+    async fn pass(&self, way: Way) {
+        if self.rules.borrow().held.contains(&way) {
+            let _piece = Piece::new(self, way);
+            open(self, way).await;
+        }
     }
 
     /// Who has opened a connection from this address.
@@ -96,6 +117,29 @@ impl Network {
         let inode = inode_of(address.port())?;
         let processes = self.known.lock().expect("nobody panics with it").processes.clone();
         processes.into_iter().find(|(id, _)| owns(*id, &inode)).map(|(_, name)| name)
+    }
+}
+
+/// Bytes that are held back.
+struct Piece<'a> {
+    network: &'a Network,
+    way: Way,
+}
+
+impl<'a> Piece<'a> {
+    fn new(network: &'a Network, way: Way) -> Piece<'a> {
+        network.waiting.send_modify(|all| *all.entry(way).or_default() += 1);
+        Piece { network, way }
+    }
+}
+
+impl Drop for Piece<'_> {
+    fn drop(&mut self) {
+        self.network.waiting.send_modify(|all| {
+            if let Some(pieces) = all.get_mut(&self.way) {
+                *pieces -= 1;
+            }
+        });
     }
 }
 
@@ -155,7 +199,13 @@ async fn reset_of(mut rules: watch::Receiver<Rules>, between: Way) {
 
 /// Until one side ends the connection.
 async fn forward(network: &Network, client: TcpStream, target: &str, [there, back]: [Way; 2]) {
-    open(network, there).await;
+    let mut first = [0];
+    tokio::select! {
+        biased;
+        () = open(network, there) => {}
+        // What is sent before the connection is there waits with it.
+        Ok(1..) = client.peek(&mut first) => network.pass(there).await,
+    }
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
@@ -181,7 +231,10 @@ async fn copy(
     let mut bytes = vec![0; 64 << 10];
     while let Ok(read) = from.read(&mut bytes).await {
         // The end of a stream is held back like all else.
-        open(network, way).await;
+        match read {
+            0 => open(network, way).await,
+            _ => network.pass(way).await,
+        }
         if read == 0 || to.write_all(&bytes[..read]).await.is_err() {
             break;
         }
@@ -207,6 +260,7 @@ async fn what_is_held_back_arrives_later_and_one_way_only() {
     assert_eq!(accepted.read_u8().await.unwrap(), b'1');
     network.hold([("client", "server")]);
     client.write_all(b"2").await.unwrap();
+    network.await_held(("client", "server")).await;
     accepted.write_all(b"3").await.unwrap();
     assert_eq!(client.read_u8().await.unwrap(), b'3', "the other way is open");
     let held = tokio::time::timeout(Duration::from_millis(200), accepted.read_u8()).await;

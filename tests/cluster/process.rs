@@ -18,6 +18,8 @@ use crate::network::Network;
 
 /// How long a process may take until it is ready: a cold binary on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
+/// How long its threads may take until all of them are stopped.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
 const BUCKET: &str = "cluster";
 /// The object store's name in a network.
 pub const OBJECT_STORE: &str = "object store";
@@ -139,6 +141,25 @@ pub fn send_signal(id: u32, name: &str) {
     assert!(sent.is_ok_and(|s| s.success()), "{name} was not sent");
 }
 
+/// Stops a process, and returns when it stands still.
+pub fn stop(id: u32) {
+    send_signal(id, "STOP");
+    let deadline = Instant::now() + STOP_LIMIT;
+    while !is_stopped(id) {
+        assert!(Instant::now() < deadline, "it does not stop");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Whether all threads of a process are stopped.
+fn is_stopped(id: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).expect("it is there").flatten();
+    let mut states =
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
+    // The state follows the name, which is in brackets.
+    states.all(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
+}
+
 /// One leader or more that may lead, some compute processes, one compactor and two frontends.
 pub struct Cluster {
     dir: PathBuf,
@@ -156,7 +177,7 @@ pub struct Cluster {
 }
 
 /// A name of a process, and the role that it has.
-fn role(name: &str) -> &str {
+pub fn role(name: &str) -> &str {
     name.trim_end_matches(|c: char| c.is_ascii_digit())
 }
 
@@ -346,8 +367,7 @@ impl Cluster {
         std::fs::create_dir_all(&work_dir).expect("a working directory");
         command.current_dir(work_dir).args(self.flags).args(flags);
         if let Some(network) = &self.network {
-            let store = self.s3.address().to_string();
-            let store = network.proxy_for(name, OBJECT_STORE, &store);
+            let store = network.proxy_for(name, OBJECT_STORE, &self.store_address());
             command.env("AWS_ENDPOINT_URL", format!("http://{store}"));
             if takes_calls {
                 command.args(["--advertise", &network.proxy(name, &listen)]);
@@ -375,6 +395,11 @@ impl Cluster {
 
     pub fn address(&self, name: &str) -> String {
         self.processes[name].address.clone()
+    }
+
+    /// Where the object store listens.
+    pub fn store_address(&self) -> String {
+        self.s3.address().to_string()
     }
 
     /// How slow the object store is from now on, and what goes wrong there.

@@ -10,7 +10,7 @@ use tokio_postgres::Client;
 
 use crate::ctl;
 use crate::execute;
-use crate::process::{Cluster, send_signal};
+use crate::process::{Cluster, send_signal, stop};
 use crate::sessions::{LIMIT, await_true};
 
 const NAMES: [&str; 4] = ["meta", "compute1", "compute2", "frontend1"];
@@ -44,15 +44,6 @@ fn content(directory: &Path) -> BTreeMap<PathBuf, String> {
     files(directory, true).into_iter().map(read).collect()
 }
 
-/// Whether all threads of a process are stopped.
-fn is_stopped(id: u32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap().flatten();
-    let mut states =
-        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok());
-    // The state follows the name, which is in brackets.
-    states.all(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
-}
-
 /// Stops a process while a file of its is there that is not complete.
 fn stop_while_it_writes(id: u32, directory: &Path) {
     let deadline = Instant::now() + LIMIT;
@@ -61,11 +52,7 @@ fn stop_while_it_writes(id: u32, directory: &Path) {
             assert!(Instant::now() < deadline, "no file was seen while it was written");
             std::thread::sleep(LOOK);
         }
-        send_signal(id, "STOP");
-        while !is_stopped(id) {
-            assert!(Instant::now() < deadline, "it does not stop");
-            std::thread::sleep(LOOK);
-        }
+        stop(id);
         if !files(directory, false).is_empty() {
             return;
         }
@@ -73,20 +60,32 @@ fn stop_while_it_writes(id: u32, directory: &Path) {
     }
 }
 
-/// Batches are in order, and each has all its rows once. Those of one change are in one file, in any order.
-fn check_order(content: &BTreeMap<PathBuf, String>, batches: usize) {
-    let mut rows: Vec<(usize, usize)> = Vec::new();
-    for text in content.values() {
-        let row = |line: &str| {
-            let mut cells = line.split(',').map(|cell| cell.parse().ok());
-            cells.next().flatten().zip(cells.next().flatten()).expect("two numbers")
-        };
-        let mut change: Vec<(usize, usize)> = text.lines().map(row).collect();
+/// Batch and number of each row of a file.
+pub fn rows_of(text: &str) -> Vec<(usize, usize)> {
+    let row = |line: &str| {
+        let mut cells = line.split(',').map(|cell| cell.parse().ok());
+        cells.next().flatten().zip(cells.next().flatten()).expect("two numbers")
+    };
+    text.lines().map(row).collect()
+}
+
+/// Batches of so many rows each are in order, and have all their rows once. Those of one change are in any order.
+pub fn check_order(
+    changes: impl IntoIterator<Item = Vec<(usize, usize)>>,
+    batches: usize,
+    rows: usize,
+) {
+    let sorted = |mut change: Vec<(usize, usize)>| {
         change.sort_unstable();
-        rows.extend(change);
-    }
-    let all = (0..batches).flat_map(|batch| (1..=ROWS).map(move |row| (batch, row)));
-    assert!(rows.into_iter().eq(all), "rows are missing, there twice, or not in order");
+        change
+    };
+    let published = changes.into_iter().flat_map(sorted);
+    let all = (0..batches).flat_map(|batch| (1..=rows).map(move |row| (batch, row)));
+    assert!(published.eq(all), "rows are missing, there twice, or not in order");
+}
+
+fn check(content: &BTreeMap<PathBuf, String>, batches: usize) {
+    check_order(content.values().map(|text| rows_of(text)), batches, ROWS);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,7 +135,7 @@ async fn a_process_that_is_stopped_while_it_publishes_neither_repeats_nor_reorde
     }
     execute(&client, "FLUSH").await;
     let published = content(&directory);
-    check_order(&published, batches);
+    check(&published, batches);
     assert!(published.iter().take(before.len()).eq(&before), "a file has changed");
     assert!(files(&directory, false).is_empty(), "what the stopped process has begun stays");
 
@@ -145,5 +144,5 @@ async fn a_process_that_is_stopped_while_it_publishes_neither_repeats_nor_reorde
     assert!(content(&directory) == published, "the woken process has changed files");
     write(&client, batches).await;
     execute(&client, "FLUSH").await;
-    check_order(&content(&directory), batches + 1);
+    check(&content(&directory), batches + 1);
 }

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio_postgres::{Client, NoTls};
+use tokio_postgres::Client;
 
+use crate::postgres::Postgres;
 use crate::process::Cluster;
 use crate::{assert_equal, execute};
 
@@ -17,43 +18,18 @@ const LIMIT: Duration = Duration::from_secs(90);
 const PREFIX: &str = "exported";
 const LISTS: &str = "SELECT id, items FROM lists";
 
-/// A schema of a PostgreSQL server.
-struct Postgres {
-    client: Client,
-    url: String,
-    schema: String,
-}
-
 pub struct Targets {
     directory: PathBuf,
     /// `None` where no server was given.
     postgres: Option<Postgres>,
 }
 
-impl Postgres {
-    async fn create() -> Option<Postgres> {
-        let Ok(url) = std::env::var("MILLRACE_TEST_POSTGRES") else {
-            assert!(std::env::var("CI").is_err(), "MILLRACE_TEST_POSTGRES is not set");
-            println!("no sink into PostgreSQL: MILLRACE_TEST_POSTGRES is not set");
-            return None;
-        };
-        let (client, connection) =
-            tokio_postgres::connect(&url, NoTls).await.expect("the PostgreSQL server answers");
-        tokio::spawn(connection);
-        let schema = format!("cluster_{}", std::process::id());
-        let sql = format!(
-            "CREATE SCHEMA {schema}; SET search_path = {schema}; \
-             CREATE TABLE lists (id bigint PRIMARY KEY, items text)"
-        );
-        execute(&client, &sql).await;
-        Some(Postgres { client, url, schema })
-    }
-}
-
 impl Targets {
     /// Sinks from the tables of the bank and of `records.rs`.
     pub async fn create(client: &Client, directory: &Path) -> Targets {
-        let (directory, postgres) = (directory.to_owned(), Postgres::create().await);
+        let lists = "CREATE TABLE lists (id bigint PRIMARY KEY, items text)";
+        let (directory, postgres) =
+            (directory.to_owned(), Postgres::create("cluster", lists).await);
         let mut sinks = vec![
             format!(
                 "CREATE SINK counter_changes FROM counters \
@@ -105,20 +81,20 @@ impl Targets {
         assert_eq!(written, transfers, "what the bucket has of transfers");
 
         assert_equal(client, "SELECT * FROM copied_clicks", "SELECT * FROM clicks").await;
-        if let Some(Postgres { client: target, schema, .. }) = self.postgres {
+        if let Some(postgres) = self.postgres {
             let content = async |client: &Client| {
                 let rows = client.query(LISTS, &[]).await.expect("a read");
                 let rows = rows.iter().map(|row| (row.get(0), row.get(1)));
                 rows.collect::<BTreeMap<i64, String>>()
             };
-            assert_eq!(content(&target).await, content(client).await, "PostgreSQL");
-            execute(&target, &format!("DROP SCHEMA {schema} CASCADE")).await;
+            assert_eq!(content(&postgres.client).await, content(client).await, "PostgreSQL");
+            postgres.drop().await;
         }
     }
 }
 
-/// Waits until targets have all that is committed. A sink whose target did not answer is not waited for.
-async fn flushed(client: &Client) -> Result<(), String> {
+/// Waits until targets have all that is committed. Those of sinks that are stalled are not waited for, which is an error.
+pub async fn flushed(client: &Client) -> Result<(), String> {
     execute(client, "FLUSH").await;
     let sql = "SELECT concat_ws(': ', name, state, reason) FROM millrace_catalog.jobs \
                WHERE state <> 'running' ORDER BY name";
