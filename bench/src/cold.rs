@@ -118,7 +118,7 @@ pub async fn run(args: &Args) -> Result<(), String> {
     let state = load(&memory, keys).await?;
     if args.warm > 0 {
         let bytes = state.first().copied().unwrap_or_default();
-        let sim = SimStore::new(Arc::clone(&memory), profile, 1);
+        let sim = SimStore::new(Arc::clone(&memory), profile, 1).on_system_clock();
         return beside_warm(args, &sim, bytes, keys).await;
     }
     println!(
@@ -147,7 +147,7 @@ pub async fn run(args: &Args) -> Result<(), String> {
             (StateAccess::Synchronous, rows..rows + rows.div_ceil(SYNC_SHARE)),
         ];
         for (access, range) in modes {
-            let sim = SimStore::new(Arc::clone(&memory), profile, 1);
+            let sim = SimStore::new(Arc::clone(&memory), profile, 1).on_system_clock();
             let cost = measure(args, subject, access, &sim, bytes, (keys, range)).await?;
             print(&cost)?;
         }

@@ -115,7 +115,7 @@ pub async fn run(args: &Args) -> Result<(), String> {
     let mut first = 0;
     for kind in &args.kinds {
         for &sessions in &args.sessions {
-            let sim = SimStore::new(Arc::clone(&memory), profile, 1);
+            let sim = SimStore::new(Arc::clone(&memory), profile, 1).on_system_clock();
             // Other keys each time: what one has changed may be in memory for the next.
             let work = Work { kind, sessions, keys, range: first..first + statements };
             first += statements;

@@ -160,7 +160,8 @@ impl World {
         round: u32,
     ) -> Result<Running, String> {
         let bucket = copied(&self.bucket).await?;
-        let sim = SimStore::new(bucket, mode.profile(setting.profile), u64::from(round) + 1);
+        let profile = mode.profile(setting.profile);
+        let sim = SimStore::new(bucket, profile, u64::from(round) + 1).on_system_clock();
         let cache = (self.state as f64 / setting.state_to_cache) as usize;
         let caches = self.query.caches * self.parallelism;
         // What hints need is memory that the caches have less, but never more than half of it.

@@ -34,7 +34,7 @@ impl<P: Send + 'static> Host<P> {
     where
         F: Future<Output = Result<P, StartError>> + Send + 'static,
     {
-        let sim = SimStore::new(Arc::clone(raw), profile, seed);
+        let sim = SimStore::new(Arc::clone(raw), profile, seed).on_system_clock();
         let runtime = runtimes::builder(name, memory_limit)
             .worker_threads(THREADS)
             .build()

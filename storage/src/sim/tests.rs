@@ -157,3 +157,38 @@ async fn bandwidth_and_rate_are_shared() {
     }
     assert!(start.elapsed() >= Duration::from_millis(800), "{:?}", start.elapsed());
 }
+
+/// The least of some waits: a machine with other work may be late at any of them.
+#[tokio::test]
+async fn a_wait_by_the_system_clock_is_as_short_as_a_read_of_a_disk() {
+    let profile = Profile {
+        p50: Duration::from_micros(70),
+        p99: Duration::from_micros(71),
+        ..Profile::INSTANT
+    };
+    let store = SimStore::in_memory(profile, 1).on_system_clock();
+    store.put(&path("a"), "x".into()).await.unwrap();
+    let mut least = Duration::MAX;
+    for _ in 0..200 {
+        let start = Instant::now();
+        store.get(&path("a")).await.unwrap();
+        let took = start.elapsed();
+        assert!(took >= Duration::from_micros(69), "{took:?}");
+        least = least.min(took);
+    }
+    assert!(least < Duration::from_millis(1), "{least:?}");
+}
+
+#[tokio::test]
+async fn waits_by_the_system_clock_end_in_the_order_of_their_times() {
+    let timer = Timer::thread();
+    let now = Instant::now();
+    let ended = Mutex::new(Vec::new());
+    let wait = async |ms: u64| {
+        timer.sleep_until(now + Duration::from_millis(ms)).await;
+        assert!(now.elapsed() >= Duration::from_millis(ms));
+        ended.lock().push(ms);
+    };
+    tokio::join!(wait(60), wait(1), wait(30));
+    assert_eq!(*ended.lock(), [1, 30, 60]);
+}
