@@ -20,6 +20,7 @@ use tokio::sync::watch;
 
 use self::story::{Story, plain};
 use super::*;
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::read_ahead::{LeafFollowers, ReadFrom as AheadFrom, read_ahead};
 use crate::lookahead::uncommitted::{Following, Uncommitted};
 use crate::memory::{MemoryClass, MemoryGovernor};
@@ -63,6 +64,7 @@ fn bad_rows_that_are_held_count() {
         position: None,
         bad_rows: (0..count).map(bad).collect(),
         announced: None,
+        keys: KeysAhead::default(),
     };
     let (none, many) = (batch(0).memory_size(), batch(8_192).memory_size());
     assert!(none > 0, "no batch is for nothing");
