@@ -7,37 +7,38 @@
 //! clock. Slower readers fall behind without holding anybody back. A table fed by a connector is its source's only reader.
 //!
 //! What there is beyond that, the leader does not look at itself: a process on which a job reads the source is asked
-//! ([`asking`]). A source of which it cannot be said what there is shows that in its status and is asked about again,
-//! ever more seldom; what is fixed already is read on meanwhile.
+//! ([`polling`], [`asking`]). A source of which it cannot be said what there is shows that in its status and is asked
+//! about again, ever more seldom; what is fixed already is read on meanwhile.
 
 mod asking;
 mod pace;
+mod polling;
+mod status;
 
-use std::cmp::Reverse;
 use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::{Epoch, JobId, RelationId, SqlError, SqlState};
+use millrace_common::{Epoch, JobId, RelationId, SqlError};
 use millrace_connector::options;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{Entry, SourceAdvance, SourceFile, SourceSplit, SplitMark, SplitOffset};
 use millrace_rpc::services::ComputeService;
-use millrace_rpc::source_poll::{Known, More, PollSource, Polled};
+use millrace_rpc::source_poll::{Known, More, Polled};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tracing::{info, warn};
 
-use self::asking::{AWAY_PAUSE, Asking, Reader};
+use self::asking::Asking;
 pub use self::pace::MAX_EVENTS;
 use self::pace::{
     Demand, FIRST_EVENTS, MIN_EVENTS, Next, Rate, demand, extended, is_full, next_amount,
-    next_offsets, reached,
+    next_offsets,
 };
+use self::polling::is_poll_due;
+pub use self::status::{SourceState, SourceStatus};
 use crate::idle_splits::IdleSplits;
 use crate::job::Sealed;
-use crate::read::is_cut_off;
 use crate::shared::Shared;
 use crate::state::{MetaState, feed_counter};
 use crate::status::JobState;
@@ -47,50 +48,6 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// Pause after the source could not be opened or polled; doubles with every failure in a row.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// A poll that takes longer has failed: a store or broker that does not answer.
-const POLL_LIMIT: Duration = Duration::from_secs(120);
-
-/// What a source is doing, for SHOW SOURCES.
-#[derive(Clone, Debug, Default)]
-pub struct SourceStatus {
-    pub state: SourceState,
-    /// Why it is failing.
-    pub reason: Option<String>,
-    /// How far each split could go, as far as is known.
-    pub available: Vec<(u32, u64)>,
-    /// Where splits end by the record that was last on its way into the log; for those that read ahead.
-    pub planned: Vec<SplitOffset>,
-    /// What it fixed last is as much as its readers work off in an epoch, or all there will ever be: they need not
-    /// wait for more.
-    pub is_full: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SourceState {
-    #[default]
-    Starting,
-    /// No job reads it: it does not advance.
-    Idle,
-    Running,
-    Paused,
-    /// All there will ever be is fixed.
-    Finished,
-    /// It cannot be asked what there is.
-    Failing,
-}
-
-impl SourceState {
-    pub fn name(self) -> &'static str {
-        match self {
-            SourceState::Starting => "starting",
-            SourceState::Idle => "idle",
-            SourceState::Running => "running",
-            SourceState::Paused => "paused",
-            SourceState::Finished => "finished",
-            SourceState::Failing => "failing",
-        }
-    }
-}
 
 pub struct Coordinator {
     shared: Arc<Shared>,
@@ -200,24 +157,6 @@ impl Coordinator {
         let _ = tokio::time::timeout(limit, self.notify.notified()).await;
     }
 
-    fn set_state(&self, state: SourceState) {
-        let mut status = self.status.lock();
-        status.state = state;
-        if state != SourceState::Failing && status.reason.take().is_some() {
-            info!(source = %self.shared.label(self.id), "source can be read again");
-        }
-    }
-
-    fn failing(&self, error: &SqlError) {
-        let reason = one_line(error);
-        let mut status = self.status.lock();
-        if status.reason.as_deref() != Some(&reason) {
-            warn!(source = %self.shared.label(self.id), %error, "source cannot be read");
-        }
-        status.state = SourceState::Failing;
-        status.reason = Some(reason);
-    }
-
     /// `true`: the catalog entry has changed, begin again. `false`: it is gone.
     async fn drive(&self, session: &mut Session) -> bool {
         loop {
@@ -320,90 +259,6 @@ impl Coordinator {
                 }
                 self.notify.notified().await;
             }
-        }
-    }
-
-    /// Asks what there is, and notes the answer, or that there is none.
-    async fn poll(&self, session: &mut Session, known: &Known) {
-        let answer = self.ask(&mut session.asking, known).await;
-        session.is_checked = answer.is_ok();
-        let now = self.shared.env.now();
-        match answer {
-            Ok(mut polled) => {
-                session.failures = 0;
-                session.retry_at = None;
-                session.offsets_per_row = Some(polled.offsets_per_row.max(1));
-                self.status.lock().available = polled.available.clone();
-                session.found = (mem::take(&mut polled.splits), mem::take(&mut polled.files));
-                session.polled = Some((now, polled));
-            }
-            Err(error) if is_cut_off(error.state) => {
-                session.retry_at = Some(now + AWAY_PAUSE);
-                if session.asking.are_all_away(now) {
-                    self.failing(&error);
-                }
-            }
-            Err(error) => {
-                session.failures += 1;
-                session.retry_at = Some(now + retry_pause(session.failures));
-                self.failing(&error);
-            }
-        }
-    }
-
-    /// Asks one process after the other, until one is not away.
-    async fn ask(&self, asking: &mut Asking, known: &Known) -> Result<Polled, SqlError> {
-        let mut away = SqlError::new(SqlState::CANNOT_CONNECT_NOW, "no job that reads it runs");
-        for Reader { process, job } in asking.order(self.readers()) {
-            let poll = PollSource {
-                source: self.id,
-                reader: job,
-                record: self.shared.state.read().number,
-                offsets: known.offsets.clone(),
-                started_ms: known.started_ms,
-                now_ms: known.now_ms,
-            };
-            match tokio::time::timeout(POLL_LIMIT, self.compute.poll_source(poll)).await {
-                Ok(Ok(polled)) => {
-                    asking.note_answer(process);
-                    return Ok(polled);
-                }
-                Ok(Err(error)) if is_cut_off(error.state) => {
-                    asking.note_away(process);
-                    away = error;
-                }
-                Ok(Err(error)) => {
-                    asking.note_failure(process);
-                    return Err(error);
-                }
-                Err(_) => {
-                    asking.note_failure(process);
-                    let message = format!("cannot read source {}: it does not answer", self.id);
-                    return Err(SqlError::new(SqlState::IO_ERROR, message)
-                        .with_hint("It is tried again by itself."));
-                }
-            }
-        }
-        Err(away)
-    }
-
-    /// Whom to ask what there is: the jobs that read the source and run, the fastest first. While none runs, all that are
-    /// placed somewhere.
-    fn readers(&self) -> Vec<Reader> {
-        let state = self.shared.state.read();
-        let placed = |job: JobId| {
-            let process = state.jobs.get(&job)?.process;
-            (process != 0).then_some(Reader { process, job })
-        };
-        if state.jobs.contains_key(&self.id) {
-            return placed(self.id).into_iter().collect();
-        }
-        let mut running = self.running(&state);
-        running.sort_by_key(|(_, epoch, sealed)| Reverse(reached(*epoch, *sealed)));
-        let running: Vec<Reader> = running.iter().filter_map(|(job, ..)| placed(*job)).collect();
-        match running.is_empty() {
-            true => state.readers(self.id).into_iter().filter_map(placed).collect(),
-            false => running,
         }
     }
 
@@ -522,45 +377,8 @@ impl Coordinator {
     }
 }
 
-/// Message, detail and hint, where only the last sentence keeps its full stop.
-fn one_line(error: &SqlError) -> String {
-    let mut line = error.message.clone();
-    for part in [&error.detail, &error.hint].into_iter().flatten() {
-        if line.ends_with('.') {
-            line.pop();
-        }
-        line.push_str(". ");
-        line.push_str(part);
-    }
-    line
-}
-
 fn retry_pause(failures: u32) -> Duration {
     RETRY_MIN.saturating_mul(1 << failures.saturating_sub(1).min(16)).min(RETRY_MAX)
-}
-
-/// Whether to ask again: nothing is known, or what is known does not fill the next epoch and there
-/// may be more.
-fn is_poll_due(
-    session: &Session,
-    known: &Known,
-    wanted: u64,
-    interval: Duration,
-    now: Instant,
-) -> bool {
-    if session.retry_at.is_some_and(|at| now < at) {
-        return false;
-    }
-    let Some((at, polled)) = &session.polled else { return true };
-    match polled.more {
-        More::Never => false,
-        More::WithTime => now - *at >= interval / 2,
-        More::After(pause) => {
-            let left = |(split, end): &(u32, u64)| end.saturating_sub(known.offset(*split));
-            let left = polled.available.iter().map(left).fold(0, u64::saturating_add);
-            now - *at >= pause && left < wanted
-        }
-    }
 }
 
 /// A fed table's demand: one epoch's worth may be fixed that it has not committed.
@@ -586,20 +404,5 @@ fn fed_demand(state: &MetaState, id: RelationId, session: &mut Session, now: Ins
     match fixed.saturating_sub(total) {
         outstanding if outstanding > session.wanted() => Demand::Enough,
         _ => Demand::Next { speed },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_has_one_full_stop_between_its_sentences() {
-        let error = SqlError::new(SqlState::IO_ERROR, "a file has changed");
-        assert_eq!(one_line(&error), "a file has changed");
-        let error = error.with_hint("Leave it.");
-        assert_eq!(one_line(&error), "a file has changed. Leave it.");
-        let error = error.with_detail("It was short.");
-        assert_eq!(one_line(&error), "a file has changed. It was short. Leave it.");
     }
 }

@@ -24,7 +24,7 @@ use crate::exchange::Barrier;
 use crate::input::Reader;
 use crate::input::estimate::ScanEstimate;
 use crate::input::watermark::{SourceWatermark, SplitWatermark, is_idle};
-use crate::lookahead::read_ahead::{RawBatch, ReadAhead, Taken};
+use crate::lookahead::read_ahead::{RawBatch, ReadAhead};
 use crate::stats::Progress;
 use crate::watermark::{Watermark, WatermarkSet};
 
@@ -215,27 +215,12 @@ impl SourceReader {
         })
     }
 
-    /// What was read ahead of a split, if it may be handed out as it is: it ends at `until` at the latest, and a bad row
-    /// in it does not fail. Takes the reader back where there is nothing.
+    /// What was read ahead of a split, if it may be handed out. Takes the reader back where there is nothing.
     async fn held(&mut self, at: usize, until: u64) -> Option<RawBatch> {
         let ahead = self.ahead.as_ref()?;
-        let split = &mut self.splits[at];
-        match ahead.take(split.number).await {
-            Taken::Batch(batch) => {
-                let fails =
-                    !batch.bad_rows.is_empty() && self.from.on_error() == Some(OnError::Fail);
-                if batch.after <= until && !fails {
-                    return Some(batch);
-                }
-                ahead.discard(split.number);
-            }
-            Taken::Reader(Some(mut reader)) => {
-                reader.extend(&self.parts);
-                split.reader = Some(reader);
-            }
-            Taken::Reader(None) => {}
-        }
-        None
+        let (from, split) = (&self.from, &mut self.splits[at]);
+        let fails = || from.on_error() == Some(OnError::Fail);
+        ahead.take_batch(split.number, &mut split.reader, &self.parts, until, fails).await
     }
 
     fn open(&self, split: &Split, offset: u64) -> Result<Box<dyn SplitReader>, ExecError> {

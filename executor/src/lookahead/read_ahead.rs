@@ -22,7 +22,7 @@ use millrace_common::task::spawn_blocking;
 use millrace_common::{DeltaChunk, EnvHandle, RelationId};
 use millrace_connector::{BadRow, ConnectorError, OnError, Position, SplitReader};
 use millrace_graph::lookahead::Place;
-use millrace_rpc::services::MetaService;
+use millrace_rpc::services::{MetaService, SourceParts};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
@@ -222,7 +222,7 @@ pub struct ReadingAhead {
 }
 
 /// What the leaf gets of a split.
-pub enum Taken {
+enum Taken {
     Batch(RawBatch),
     /// Nothing is held. `None`: it was not lent, or lost by an error.
     Reader(Option<Box<dyn SplitReader>>),
@@ -290,8 +290,36 @@ impl ReadAhead {
         self.0.lent.notify_one();
     }
 
+    /// The next rows of a split, if they were read ahead and may be handed out as they are: they end at `until` at the
+    /// latest, and no bad row among them `fails`. Throws them away where they may not; where there are none, takes the
+    /// reader back and tells it of `parts`. Cancel-safe.
+    pub async fn take_batch(
+        &self,
+        split: u32,
+        reader: &mut Option<Box<dyn SplitReader>>,
+        parts: &SourceParts,
+        until: u64,
+        fails: impl FnOnce() -> bool,
+    ) -> Option<RawBatch> {
+        match self.take(split).await {
+            Taken::Batch(batch) => {
+                let fails = !batch.bad_rows.is_empty() && fails();
+                if batch.after <= until && !fails {
+                    return Some(batch);
+                }
+                self.discard(split);
+            }
+            Taken::Reader(Some(mut lent)) => {
+                lent.extend(parts);
+                *reader = Some(lent);
+            }
+            Taken::Reader(None) => {}
+        }
+        None
+    }
+
     /// What follows of a split: waits for what is being read of it. Cancel-safe.
-    pub async fn take(&self, split: u32) -> Taken {
+    async fn take(&self, split: u32) -> Taken {
         loop {
             let mut ended = std::pin::pin!(self.0.read.notified());
             ended.as_mut().enable();

@@ -30,7 +30,7 @@ use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::input::source::{committed_position, put_position, report_bad_rows};
 use crate::lookahead::keys_ahead::KeysAhead;
-use crate::lookahead::read_ahead::{RawBatch, ReadAhead, Taken};
+use crate::lookahead::read_ahead::{RawBatch, ReadAhead};
 
 /// Rows of one statement.
 pub const ROWS: usize = 8_192;
@@ -252,26 +252,13 @@ impl Feed {
         })
     }
 
-    /// What was read ahead of a split, if all of it is content by now, and a bad row in it does not fail. Takes the reader
-    /// back where there is nothing.
+    /// What was read ahead of a split, if all of it is content by now and may enter the table. Takes the reader back where
+    /// there is nothing.
     async fn held(&mut self, at: usize, until: u64) -> Option<RawBatch> {
         let fails = self.on_error() == Some(OnError::Fail);
         let ahead = self.ahead.as_ref()?;
         let split = &mut self.splits[at];
-        match ahead.take(split.number).await {
-            Taken::Batch(batch) => {
-                if batch.after <= until && (batch.bad_rows.is_empty() || !fails) {
-                    return Some(batch);
-                }
-                ahead.discard(split.number);
-            }
-            Taken::Reader(Some(mut reader)) => {
-                reader.extend(&self.parts);
-                split.reader = Some(reader);
-            }
-            Taken::Reader(None) => {}
-        }
-        None
+        ahead.take_batch(split.number, &mut split.reader, &self.parts, until, || fails).await
     }
 
     /// Has a split read on beyond `after`: what is content first, and then what is about to be.
