@@ -78,6 +78,18 @@ pub struct Lookahead {
     pub depth: usize,
 }
 
+/// What a lookahead is about, of its operator: the state that is read, and whose rows bring the keys. Those with the same
+/// differ only in where the rows are looked at, and how the key is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subject {
+    /// See [`Lookahead::port`].
+    pub port: usize,
+    /// See [`Lookahead::deleted`].
+    pub deleted: bool,
+    /// See [`Lookahead::leaf`].
+    pub leaf: (usize, usize),
+}
+
 /// What a lookahead is chained to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chained {
@@ -111,6 +123,10 @@ pub enum Place {
 }
 
 impl Lookahead {
+    pub fn subject(&self) -> Subject {
+        Subject { port: self.port, deleted: self.deleted, leaf: self.leaf }
+    }
+
     /// The same keys of the same rows.
     fn is_same(&self, other: &Lookahead) -> bool {
         self.leaf == other.leaf

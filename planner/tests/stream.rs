@@ -4,10 +4,11 @@ mod common;
 
 use millrace_common::{SqlError, SqlState};
 use millrace_graph::codec::{CodecError, decode_graph, encode_graph};
+use millrace_graph::lookahead::lookaheads;
 use millrace_graph::{JobGraph, Role};
-use millrace_planner::explain::explain_stream;
+use millrace_planner::explain::{explain_stream, lookahead_subject};
 
-use common::{compare, explain, plan, plan_closed, plan_seen, tests_dir};
+use common::{TestCatalog, compare, explain, plan, plan_closed, plan_seen, tests_dir};
 
 const NEXMARK: [&str; 22] = [
     "q0", "q1", "q2", "q3", "q4", "q5", "q6", "q7", "q8", "q9", "q10", "q11", "q13", "q14", "q15",
@@ -61,6 +62,33 @@ fn shapes_are_pinned() {
 #[test]
 fn lookaheads_are_pinned() {
     pin("lookahead", plan);
+}
+
+/// What a running job tells of its lookaheads is named as its plan names them.
+#[test]
+fn what_lookaheads_are_about_is_named_as_in_the_plan() {
+    let catalog = TestCatalog::new();
+    let planned = named_queries("lookahead.sql").into_iter().filter_map(|(name, sql)| {
+        let graph = plan(&sql).ok()?;
+        Some((name, graph))
+    });
+    let mut all = Vec::new();
+    for (query, graph) in planned.chain(all_graphs()) {
+        let plan = explain(&graph);
+        for l in lookaheads(&graph) {
+            let name = |id| catalog.name_of(id);
+            let told = lookahead_subject(&graph, (l.fragment, l.node), l.subject(), &name);
+            let told = told.expect("the operator is in the graph");
+            let (reads, from) = told.rsplit_once(" from ").expect("an operator, and whose rows");
+            let (head, tail) = (format!("lookahead {reads}: key ("), format!(" from {from} at "));
+            let is_it = |line: &str| line.starts_with(&head) && line.contains(&tail);
+            assert!(plan.lines().any(is_it), "{query}: {told}\n{plan}");
+            all.push(told);
+        }
+    }
+    for part in [" values [state ", " left, deleted rows [state ", " from Aggregate [state "] {
+        assert!(all.iter().any(|told| told.contains(part)), "{part}: {all:?}");
+    }
 }
 
 /// With EMIT ON WINDOW CLOSE: the watermark announces what is held back.

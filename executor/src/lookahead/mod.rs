@@ -11,6 +11,7 @@ pub mod choice;
 mod commit_times;
 pub mod edge;
 pub mod edges;
+pub mod keys_ahead;
 pub mod leaf;
 pub mod operator;
 pub mod outlook;

@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
+use super::keys_ahead::KeysAhead;
 use super::uncommitted::{Announced, Uncommitted};
 use crate::input::watermark::SourceWatermark;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
@@ -62,6 +63,8 @@ pub struct RawBatch {
     pub bad_rows: Vec<BadRow>,
     /// To those that look ahead.
     pub announced: Option<Announced>,
+    /// What is read ahead for its rows.
+    pub keys: KeysAhead,
 }
 
 impl RawBatch {
@@ -74,7 +77,8 @@ impl RawBatch {
         match result {
             Ok(Some((rows, after))) => {
                 let (weights, position) = (reader.weights(), reader.position());
-                let batch = RawBatch { rows, weights, after, position, bad_rows, announced: None };
+                let (announced, keys) = (None, KeysAhead::default());
+                let batch = RawBatch { rows, weights, after, position, bad_rows, announced, keys };
                 (Ok(Some(batch)), Vec::new())
             }
             Ok(None) => (Ok(None), bad_rows),
@@ -100,13 +104,14 @@ pub trait Told: Send + Sync {
         false
     }
 
-    /// A read of that state, for which nobody waits. `None`: there is nothing to read.
+    /// A read of that state, for which nobody waits; `keys` tell of it. `None`: there is nothing to read.
     fn prefetch(
         &self,
         rows: RecordBatch,
         weights: Option<Int64Array>,
+        keys: KeysAhead,
     ) -> Option<BoxFuture<'static, ()>> {
-        let _ = (rows, weights);
+        let _ = (rows, weights, keys);
         None
     }
 }
@@ -477,14 +482,15 @@ impl ReadingAhead {
         }
         let first = |lent: &mut Lent| {
             let batch = lent.held.front().filter(|_| !lent.is_prefetched)?;
-            let rows = (batch.rows.clone(), batch.weights.clone());
+            let next = (batch.rows.clone(), batch.weights.clone(), batch.keys.clone());
             lent.is_prefetched = true;
-            Some(rows)
+            Some(next)
         };
         let room = PREFETCHES.saturating_sub(under_way);
         let next: Vec<_> =
             self.shared.state.lock().splits.iter_mut().filter_map(first).take(room).collect();
-        next.into_iter().filter_map(|(rows, weights)| told.prefetch(rows, weights)).collect()
+        let reads = next.into_iter();
+        reads.filter_map(|(rows, weights, keys)| told.prefetch(rows, weights, keys)).collect()
     }
 
     /// How far each of these splits may be read now; meta is asked once.

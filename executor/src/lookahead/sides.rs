@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use millrace_graph::lookahead::{Lookahead, Place};
+use millrace_graph::lookahead::{Lookahead, Place, Subject};
 
+use super::DELETED_PORT;
 use super::chain::Chain;
 use super::slack::{Side, Spot};
-use super::{DELETED_PORT, hint_port};
 
 /// A node: its fragment and its number there.
 type NodeId = (usize, usize);
-/// An operator, what of its state is read (as hints name it: [`hint_port`]), and the leaf that brings the rows.
-type SideId = (NodeId, usize, NodeId);
+/// An operator, and what of it.
+type SideId = (NodeId, Subject);
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl Sides {
         let side = |(id, input, mut spots): (SideId, usize, Vec<Spot>)| {
             // What a relation is made of is seen before it, and rows inside the job last.
             spots.sort_by_key(|spot| (spot.is_own, spot.place == Place::Input));
-            (id, Arc::new(Side::new(input, spots)))
+            (id, Arc::new(Side::new(input, spots).about(id.1)))
         };
         Sides(all.into_iter().map(side).collect())
     }
@@ -58,7 +58,7 @@ impl Sides {
 
     /// Of one operator.
     pub fn of_node(&self, node: NodeId) -> Vec<Arc<Side>> {
-        let of_node = self.0.iter().filter(|((id, ..), _)| *id == node);
+        let of_node = self.0.iter().filter(|((id, _), _)| *id == node);
         of_node.map(|(_, side)| Arc::clone(side)).collect()
     }
 
@@ -75,5 +75,5 @@ fn noted_port(lookahead: &Lookahead) -> usize {
 }
 
 fn id_of(lookahead: &Lookahead) -> SideId {
-    ((lookahead.fragment, lookahead.node), hint_port(lookahead), lookahead.leaf)
+    ((lookahead.fragment, lookahead.node), lookahead.subject())
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use millrace_graph::lookahead::Place;
+use millrace_graph::lookahead::{Place, Subject};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -194,6 +194,7 @@ impl Spot {
 #[derive(Debug)]
 pub struct Side {
     pub port: usize,
+    subject: Option<Subject>,
     /// The earliest first.
     spots: Vec<Spot>,
     /// The one that was chosen, and the earliest that has not been left.
@@ -265,7 +266,12 @@ impl Side {
         let times = Mutex::new(Times { of_spots, epochs: 0 });
         let [chosen, earliest, used] = Default::default();
         let (changes, chains) = Default::default();
-        Side { port, spots, chosen, earliest, used, changes, chains, times }
+        Side { port, subject: None, spots, chosen, earliest, used, changes, chains, times }
+    }
+
+    /// What of the operator is looked ahead of, for those who read about it.
+    pub fn about(self, subject: Subject) -> Side {
+        Side { subject: Some(subject), ..self }
     }
 
     /// What is chained to lookaheads by its rows: as long as any of it is wanted the earliest place is used that has not
@@ -389,7 +395,7 @@ impl Side {
             SpotSlack { spot: *spot, epochs: slacks.len(), quantiles }
         };
         let spots = self.spots.iter().zip(&times.of_spots).map(slack).collect();
-        SideSlack { port: self.port, active: self.in_use(), spots }
+        SideSlack { port: self.port, subject: self.subject, active: self.in_use(), spots }
     }
 }
 
@@ -397,6 +403,8 @@ impl Side {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SideSlack {
     pub port: usize,
+    /// What it is about, if that is known: of one port there may be several.
+    pub subject: Option<Subject>,
     /// The one in use.
     pub active: usize,
     pub spots: Vec<SpotSlack>,

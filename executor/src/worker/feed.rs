@@ -29,6 +29,7 @@ use crate::dml::{
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::input::source::{committed_position, put_position, report_bad_rows};
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::read_ahead::{RawBatch, ReadAhead};
 
 /// Rows of one statement.
@@ -61,6 +62,13 @@ struct Completed {
     after: u64,
     /// What is committed with them of the place where the reader is.
     fed: BTreeMap<String, u64>,
+}
+
+/// What was told of rows that were read ahead; nothing of others.
+#[derive(Default)]
+struct Ahead {
+    announced: Option<Announced>,
+    keys: KeysAhead,
 }
 
 pub struct Feed {
@@ -187,15 +195,15 @@ impl Feed {
 
     /// The next rows of a split, all of them content up to `until`, enter the table.
     async fn step(&mut self, at: usize, until: u64) -> Result<(), FeedError> {
-        let (rows, announced) = match self.splits[at].completed.clone() {
+        let (rows, ahead) = match self.splits[at].completed.clone() {
             // They could not enter. What was bad in them has been counted.
-            Some(rows) => (rows, None),
+            Some(rows) => (rows, Ahead::default()),
             None => self.complete(at, until).await?,
         };
         self.unsaved.extend(self.errors.unsaved());
         let mut fed = rows.fed;
         fed.extend(self.unsaved.clone());
-        self.enter(rows.delta, announced, &fed).await?;
+        self.enter(rows.delta, ahead, &fed).await?;
         self.unsaved.clear();
         self.counters.extend(fed);
         let split = &mut self.splits[at];
@@ -203,12 +211,8 @@ impl Feed {
         Ok(())
     }
 
-    /// The next rows of a split as they will enter the table, kept until they have; and what was announced of them.
-    async fn complete(
-        &mut self,
-        at: usize,
-        until: u64,
-    ) -> Result<(Completed, Option<Announced>), FeedError> {
+    /// The next rows of a split as they will enter the table, kept until they have; and what was told of them before.
+    async fn complete(&mut self, at: usize, until: u64) -> Result<(Completed, Ahead), FeedError> {
         let batch = self.raw_batch(at, until).await?;
         let (number, after) = (self.splits[at].number, batch.after);
         self.lend(at, after, until);
@@ -221,7 +225,7 @@ impl Feed {
         }
         let rows = Completed { after, delta, fed };
         self.splits[at].completed = Some(rows.clone());
-        Ok((rows, batch.announced))
+        Ok((rows, Ahead { announced: batch.announced, keys: batch.keys }))
     }
 
     /// The next rows of a split, read ahead or now.
@@ -303,7 +307,7 @@ impl Feed {
     async fn enter(
         &mut self,
         delta: DeltaChunk,
-        announced: Option<Announced>,
+        ahead: Ahead,
         fed: &BTreeMap<String, u64>,
     ) -> Result<(), FeedError> {
         while self.in_flight.len() >= IN_FLIGHT {
@@ -323,8 +327,9 @@ impl Feed {
         // Nobody asks for the fate of these rows by name.
         let id = StatementId::default();
         let entered = EntryFlag::default();
+        let Ahead { announced, keys } = ahead;
         let statement = DmlStatement { id, delta, kind, mark: None, entered, announced };
-        match self.sequencer.feed(statement, fed.clone()).await {
+        match self.sequencer.feed(statement, keys, fed.clone()).await {
             Ok(concluded) => {
                 self.in_flight.push_back(concluded);
                 Ok(())

@@ -28,7 +28,7 @@ use super::feed::{Feed, FeedState};
 use super::table::Table;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
-use crate::stats::{BarrierLog, Counter, JobMetrics, JobStats};
+use crate::stats::{BarrierLog, Counter, JobMetrics, JobStats, OperatorStats};
 use crate::task::Task;
 
 /// What a job runs.
@@ -267,7 +267,7 @@ impl Job {
         let uploaded = self.store.as_ref().and_then(|s| s.since_upload());
         JobStats {
             fragment_tasks: self.metrics.fragment_tasks.clone(),
-            operators: self.metrics.operators.iter().map(|m| m.read()).collect(),
+            operators: self.operators(),
             barrier_micros: self.barriers.micros(),
             epochs: self.epochs.get(),
             expression_errors: self.errors.total(),
@@ -275,6 +275,16 @@ impl Job {
             to_scan: progress.to_scan.get(),
             idle: progress.idle().min(uploaded.unwrap_or(Duration::MAX)),
             worked: progress.work.total(),
+        }
+    }
+
+    /// A table has none, but what feeds it.
+    fn operators(&self) -> Vec<OperatorStats> {
+        match &self.kind {
+            Kind::Table(table) => table.sequencer.connector_stats().into_iter().collect(),
+            Kind::Derived(_) | Kind::Nothing => {
+                self.metrics.operators.iter().map(|m| m.read()).collect()
+            }
         }
     }
 }

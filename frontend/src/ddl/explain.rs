@@ -18,7 +18,7 @@ use millrace_graph::codec::decode_graph;
 use millrace_planner::Statement;
 use millrace_planner::ast::{Explain, ExplainTarget};
 use millrace_planner::bind::names::without_marks;
-use millrace_planner::explain::{Relations, explain_graph, explain_stream};
+use millrace_planner::explain::{Relations, explain_graph, explain_stream, lookahead_subject};
 use millrace_planner::stream::Watch;
 use millrace_planner::stream::plan::Stream;
 use millrace_rpc::catalog::RelationKind;
@@ -111,7 +111,7 @@ impl Passes {
 
 /// What a job runs.
 fn graph_lines(graph: &JobGraph, catalog: &CatalogSnapshot) -> Vec<String> {
-    let name = |id: RelationId| catalog.by_id(id.0).map(|r| r.name.clone());
+    let name = |id: RelationId| name_of(catalog, id);
     let table = RelationKind::Table as i32;
     let is_table = |id: RelationId| catalog.by_id(id.0).is_some_and(|r| r.kind == table);
     let graph_of = |id: RelationId| {
@@ -119,6 +119,10 @@ fn graph_lines(graph: &JobGraph, catalog: &CatalogSnapshot) -> Vec<String> {
         decode_graph(&stored.graph).ok().map(Arc::new)
     };
     explain_graph(graph, &Relations { name: &name, is_table: &is_table, graph: &graph_of })
+}
+
+fn name_of(catalog: &CatalogSnapshot, id: RelationId) -> Option<String> {
+    catalog.by_id(id.0).map(|r| r.name.clone())
 }
 
 /// How long EXPLAIN ANALYZE watches a job to tell its rates.
@@ -150,34 +154,14 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
     ));
     lines.push(format!("Cache hits: {}", display::ratio(job.cache())));
     lines.push(format!("Operators, over {}:", display::duration(started.elapsed())));
+    let graph = catalog.by_id(id).and_then(|r| decode_graph(&r.graph).ok());
+    let name = |id: RelationId| name_of(&catalog, id);
     for o in &job.operators {
-        let was = before.operators.iter().find(|b| (b.fragment, b.node) == (o.fragment, o.node));
-        let rate = |f: fn(&OperatorStats) -> u64| {
-            let delta = f(o).saturating_sub(was.map_or(0, f));
-            display::count((delta as f64 / seconds).round() as u64)
-        };
-        let mut line = format!(
-            "  {}.{} {}: {} rows/s in, {} rows/s out",
-            o.fragment,
-            o.node,
-            o.name,
-            rate(|o| o.rows_in),
-            rate(|o| o.rows_out)
-        );
-        let reads = o.cache_hits + o.cache_misses;
-        if reads > 0 || o.state_bytes > 0 {
-            line += &format!(
-                "; cache {}, hits {}, {} store rounds",
-                display::bytes(o.state_bytes),
-                display::ratio((o.cache_hits, reads)),
-                display::count(o.fetch_rounds)
-            );
-        }
-        if o.parked_rows > 0 {
-            line += &format!(", {} rows parked", display::count(o.parked_rows));
-        }
-        lines.push(line);
-        lines.extend(lookahead::lines(o).into_iter().map(|line| format!("    {line}")));
+        let at = (o.fragment, o.node);
+        let was = before.operators.iter().find(|b| (b.fragment, b.node) == at);
+        lines.push(operator_line(o, was, seconds));
+        let about = |subject| lookahead_subject(graph.as_ref()?, at, subject, &name);
+        lines.extend(lookahead::lines(o, &about).into_iter().map(|line| format!("    {line}")));
     }
     lines.push(format!("State: {}", display::bytes(job.state_bytes())));
     for t in &job.tables {
@@ -190,6 +174,35 @@ async fn job_lines(session: &Session, id: u32) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// Of a running job: `was` are its numbers so many seconds before.
+fn operator_line(o: &OperatorStats, was: Option<&OperatorStats>, seconds: f64) -> String {
+    let rate = |f: fn(&OperatorStats) -> u64| {
+        let delta = f(o).saturating_sub(was.map_or(0, f));
+        display::count((delta as f64 / seconds).round() as u64)
+    };
+    let mut line = format!(
+        "  {}.{} {}: {} rows/s in, {} rows/s out",
+        o.fragment,
+        o.node,
+        o.name,
+        rate(|o| o.rows_in),
+        rate(|o| o.rows_out)
+    );
+    let reads = o.cache_hits + o.cache_misses;
+    if reads > 0 || o.state_bytes > 0 {
+        line += &format!(
+            "; cache {}, hits {}, {} store rounds",
+            display::bytes(o.state_bytes),
+            display::ratio((o.cache_hits, reads)),
+            display::count(o.fetch_rounds)
+        );
+    }
+    if o.parked_rows > 0 {
+        line += &format!(", {} rows parked", display::count(o.parked_rows));
+    }
+    line
 }
 
 async fn explain_sql(

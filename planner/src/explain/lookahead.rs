@@ -6,8 +6,10 @@ use std::fmt::Write;
 
 use arrow::datatypes::Schema;
 use millrace_common::RelationId;
-use millrace_graph::lookahead::{ClosedRange, Lookahead, Place, behind, closed_ranges, lookaheads};
-use millrace_graph::{JobGraph, Node, Operator, dispatch_operator};
+use millrace_graph::lookahead::{
+    ClosedRange, Lookahead, Place, Subject, behind, closed_ranges, lookaheads,
+};
+use millrace_graph::{JobGraph, Node, Operator, Source, Subscribe, dispatch_operator};
 
 use super::Relations;
 use super::text::{list, state, vnode};
@@ -56,8 +58,7 @@ fn line(
     if let Some(time) = l.time {
         let _ = write!(line, " time ({})", list(&l.schema, &[time]));
     }
-    let name =
-        |id: RelationId| (relations.name)(id).unwrap_or_else(|| format!("relation {}", id.0));
+    let name = |id: RelationId| relation_name(relations.name, id);
     let from = l.relation.map_or_else(|| named(graph, l.leaf), name);
     let mut places = places(graph, l, relations);
     if through.is_empty() {
@@ -82,24 +83,54 @@ fn line(
     line
 }
 
+/// `<operator> <port> [state …] from <relation>`, as [`lines`] name them: what is looked ahead of at an operator, and whose
+/// rows bring the keys. `None`: the graph has no such operators.
+pub fn subject(
+    graph: &JobGraph,
+    at: (usize, usize),
+    subject: Subject,
+    name: &dyn Fn(RelationId) -> Option<String>,
+) -> Option<String> {
+    let reads = reads(graph, at, subject)?;
+    let relation = match node(graph, subject.leaf)?.op {
+        Operator::Subscribe(Subscribe { relation, .. })
+        | Operator::Source(Source { relation, .. }) => Some(relation),
+        _ => None,
+    };
+    let from = match relation {
+        Some(id) => relation_name(name, id),
+        None => named(graph, subject.leaf),
+    };
+    Some(format!("{reads} from {from}"))
+}
+
+fn relation_name(name: &dyn Fn(RelationId) -> Option<String>, id: RelationId) -> String {
+    name(id).unwrap_or_else(|| format!("relation {}", id.0))
+}
+
+/// See [`reads`].
+fn operator(graph: &JobGraph, l: &Lookahead) -> String {
+    reads(graph, (l.fragment, l.node), l.subject()).unwrap_or_default()
+}
+
 /// The operator whose rows read state, by its name, its port, whether only deleted rows do, and what tells it from others:
 /// its state tables, or that of the values that are read.
-fn operator(graph: &JobGraph, l: &Lookahead) -> String {
-    let Some(node) = node(graph, (l.fragment, l.node)) else { return String::new() };
+fn reads(graph: &JobGraph, at: (usize, usize), subject: Subject) -> Option<String> {
+    let node = node(graph, at)?;
     if let Operator::Aggregate(a) = &node.op
-        && let Some(number) = l.port.checked_sub(1)
+        && let Some(number) = subject.port.checked_sub(1)
     {
         let tables: Vec<usize> =
             a.counted_values().get(number).map(|v| v.table).into_iter().collect();
-        return format!("{} values{}", name(&node.op), state(&tables));
+        return Some(format!("{} values{}", name(&node.op), state(&tables)));
     }
-    let port = match (node.inputs.len(), l.port) {
-        (2, 0) if l.deleted => " left, deleted rows",
+    let port = match (node.inputs.len(), subject.port) {
+        (2, 0) if subject.deleted => " left, deleted rows",
         (2, 0) => " left",
         (2, _) => " right",
         _ => "",
     };
-    format!("{}{port}{}", name(&node.op), state(&node.op.cleaned_tables()))
+    Some(format!("{}{port}{}", name(&node.op), state(&node.op.cleaned_tables())))
 }
 
 /// An operator by its name and its state tables, if it has any.

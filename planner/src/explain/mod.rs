@@ -25,6 +25,7 @@ use crate::bind::names::without_marks;
 use crate::stream::operators::{LineContext, OperatorLine};
 
 pub use expr::expr_text;
+pub use lookahead::subject as lookahead_subject;
 pub use stream::explain_stream;
 
 /// What is shown of the relations that a job reads.

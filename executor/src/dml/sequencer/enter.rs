@@ -15,6 +15,7 @@ use crate::dml::{
     DmlError, DmlKind, DmlOutcome, DmlStatement, EntryFlag, InsertConflict, unknown_outcome,
 };
 use crate::error::ExecError;
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::memory::MemoryClass;
 
 /// What a statement did: rows affected, and which of its rows took effect.
@@ -82,14 +83,16 @@ impl Sequencer {
         gives_way && self.primary_key && rows.keyed().delta.weights.is_none()
     }
 
-    /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. What
-    /// comes back completes when the epoch is concluded.
+    /// Adds rows of the table's connector to the open epoch, and `fed`, which is committed with them. `keys`: theirs, as
+    /// far as they were looked up ahead. What comes back completes when the epoch is concluded.
     pub async fn feed(
         &self,
         statement: DmlStatement,
+        keys: KeysAhead,
         fed: BTreeMap<String, u64>,
     ) -> Result<oneshot::Receiver<()>, DmlError> {
-        let mut rows = self.key_rows(&statement)?;
+        let mut rows = self.key_rows(&statement)?.of_connector(keys);
+        let count = rows.num_rows() as u64;
         let _turn = self.turn_with(&mut rows).await?;
         let on_time = self.drop_late(statement.kind, &mut rows)?;
         let checked = match rows.num_rows() {
@@ -105,10 +108,12 @@ impl Sequencer {
         state.open.fed.extend(fed);
         state.open.ids.push(statement.id);
         state.open.concluded.push(sender);
+        let affected = checked.as_ref().map_or(0, |writes| writes.rows_affected);
         if let Some(writes) = checked.filter(|w| !w.keys.is_empty()) {
             self.write(&mut state, writes);
         }
         drop(state);
+        self.lookups_ahead.note_rows(count, affected);
         self.meta.request_cut(self.job);
         Ok(receiver)
     }

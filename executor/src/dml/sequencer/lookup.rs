@@ -6,9 +6,6 @@
 //! what a statement is checked against is the same as if it had been looked up in the turn. Nothing has changed when any
 //! of this is dropped.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int64Array, UInt32Array};
 use arrow::compute;
 use millrace_common::DeltaChunk;
@@ -18,10 +15,12 @@ use millrace_storage::{Found, Lookup};
 use tokio::sync::MutexGuard;
 
 use super::Sequencer;
+use super::ahead::LookupCounts;
 use super::recent::LookupPlace;
 use crate::dml::check::{KeyReservations, Keyed, Writes};
 use crate::dml::{DmlError, DmlKind, DmlStatement, InsertConflict};
 use crate::error::ExecError;
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::uncommitted::Announced;
 use crate::materialize::take_binary;
 
@@ -41,6 +40,8 @@ pub(in crate::dml) struct KeyRows {
     fresh: bool,
     /// To those that look ahead.
     announced: Option<Announced>,
+    /// Of rows of the table's connector: the keys, as far as they were looked up ahead.
+    ahead: Option<KeysAhead>,
 }
 
 /// A lookup of some of a statement's keys.
@@ -64,6 +65,11 @@ impl KeyRows {
     /// Who gets each key, where rows give way to those that are there.
     pub fn claims(&self) -> KeyReservations {
         self.keyed.claims(&self.found)
+    }
+
+    /// They are rows of the table's connector.
+    pub fn of_connector(self, keys: KeysAhead) -> KeyRows {
+        KeyRows { ahead: Some(keys), ..self }
     }
 
     /// Leaves only these rows of the statement, which ascend.
@@ -145,7 +151,7 @@ impl Sequencer {
         let found = Found::empty(&self.layout.schema);
         let announced = statement.announced.clone();
         let announced = announced.or_else(|| self.announce(&keyed.delta));
-        Ok(KeyRows { keyed, distinct, found, place: None, fresh, announced })
+        Ok(KeyRows { keyed, distinct, found, place: None, fresh, announced, ahead: None })
     }
 
     /// Tells those that look ahead of rows that have been received. `None`: there are none.
@@ -185,9 +191,15 @@ impl Sequencer {
         let Some(Asked { which, lookup, place }) = self.ask(rows).map_err(failed)? else {
             return Ok(());
         };
-        let requests: Arc<AtomicU64> = Arc::default();
-        let found = self.until_ended(lookup.counted(&requests)).await?;
-        self.lookups_ahead.note_lookup(requests.load(Ordering::Relaxed));
+        let ahead = rows.ahead.as_ref().map(KeysAhead::come);
+        let counts = LookupCounts::default();
+        let is_pending = lookup.is_pending();
+        let found = self.until_ended(counts.of(lookup)).await?;
+        self.lookups_ahead.note_lookup(counts.requests());
+        if let Some(ahead) = ahead {
+            let keys = which.len() as u64;
+            self.lookups_ahead.note_connector_lookup(ahead, keys, is_pending, &counts);
+        }
         rows.take_in(which, found, place).map_err(failed)
     }
 

@@ -170,7 +170,7 @@ impl Sequencer {
                 marked: false,
             }),
             recent: Arc::default(),
-            lookups_ahead: Arc::default(),
+            lookups_ahead: Arc::new(LookupsAhead::of(relation)),
             batch: BatchSignals::new(limits.early_seal_bytes),
             ended: CancellationToken::new(),
             next_row_id: AtomicI64::new(next),

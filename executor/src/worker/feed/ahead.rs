@@ -10,6 +10,7 @@ use millrace_rpc::catalog::Relation;
 use super::rows::FeedRows;
 use crate::dml::{Announced, Sequencer};
 use crate::error::ExecError;
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::read_ahead::{RawBatch, Told};
 
 /// Announces rows as those of a statement that has been received, and has the table's own lookup of what is at their keys
@@ -24,6 +25,7 @@ impl FeedAhead {
     pub fn new(relation: &Relation, sequencer: Arc<Sequencer>) -> Result<FeedAhead, ExecError> {
         // What fails is reported when the rows enter.
         let rows = FeedRows::new(relation, Arc::clone(&sequencer), Arc::default())?;
+        sequencer.note_read_ahead();
         Ok(FeedAhead { rows, sequencer })
     }
 
@@ -53,9 +55,11 @@ impl Told for FeedAhead {
         &self,
         rows: RecordBatch,
         weights: Option<Int64Array>,
+        keys: KeysAhead,
     ) -> Option<BoxFuture<'static, ()>> {
         let complete = self.complete(rows, weights);
-        complete.and_then(|rows| self.sequencer.look_up_ahead(rows)).unwrap_or_else(|error| {
+        let read = complete.and_then(|rows| self.sequencer.look_up_ahead(rows, keys));
+        read.unwrap_or_else(|error| {
             // The rows themselves will tell, if it is of any importance.
             tracing::debug!(%error, "keys of a connector's rows could not be looked up ahead");
             None

@@ -12,6 +12,7 @@ use super::sources::numbers;
 use super::*;
 use crate::memory::MemoryClass;
 use crate::options::LookaheadMode;
+use crate::stats::{LookaheadStats, OperatorStats};
 
 /// Rows of a record, and records.
 const ROWS: u64 = 30;
@@ -83,6 +84,14 @@ impl Fed {
     async fn cold_lookups(&self) -> u64 {
         self.c.worker.shared.table(self.t).await.unwrap().cold_lookups()
     }
+
+    /// What is told of the table's connector.
+    fn connector(&self) -> OperatorStats {
+        let operators = self.c.worker.stats(self.t).unwrap().operators;
+        let [connector]: [OperatorStats; 1] =
+            operators.try_into().expect("a table has no other operator");
+        connector
+    }
 }
 
 /// The clock, which is paused, goes on when nothing else does.
@@ -142,6 +151,22 @@ async fn what_is_at_the_keys_of_rows_that_are_read_ahead_is_in_memory_when_they_
         // The first lookup, for which nothing has been read ahead, shows that others will ask the store.
         let cold = if read_ahead { 1 } else { ROUNDS };
         assert_eq!(fed.cold_lookups().await - before, cold, "read ahead: {read_ahead}");
+        // All other rows find what was read ahead.
+        let ahead = if read_ahead { (ROUNDS - 1) * ROWS } else { 0 };
+        let keys = LookaheadStats {
+            active: usize::from(read_ahead),
+            hinted: ahead,
+            prefetched: ahead,
+            in_time: ahead,
+            missed: ROUNDS * ROWS - ahead,
+            ..LookaheadStats::default()
+        };
+        let told = fed.connector();
+        assert_eq!((told.lookahead, told.rows_in), (keys, ROUNDS * ROWS));
+        let places: &[&str] = if read_ahead { &["entry"] } else { &[] };
+        assert_eq!(told.measures.places(), places);
+        let requests = [told.measures.ahead_requests, told.measures.demand_requests];
+        assert_eq!(requests.map(|n| n > 0), [read_ahead, true]);
     }
 }
 
@@ -155,6 +180,24 @@ async fn nothing_is_looked_up_ahead_while_no_lookup_asks_the_store() {
     }
     let table = fed.c.worker.shared.table(fed.t).await.unwrap();
     assert_eq!((table.cold_lookups(), table.looks_up_ahead()), (0, false));
+    assert_eq!(fed.connector().lookahead, LookaheadStats::default());
+}
+
+/// What was read ahead of rows that the log fixes otherwise is thrown away, and they are read again.
+#[tokio::test(start_paused = true)]
+async fn keys_that_are_looked_up_ahead_of_rows_that_are_read_again_are_in_vain() {
+    let fed = Fed::new(reads_ahead(true)).await;
+    fed.forget().await;
+    fed.plan(ROWS).await;
+    fed.fix(ROWS).await;
+    fed.forget().await;
+    fed.plan(3 * ROWS).await;
+    let told = fed.connector().lookahead;
+    assert_eq!((told.prefetched, told.in_time, told.unused), (2 * ROWS, 0, 0), "{told:?}");
+    fed.fix(2 * ROWS).await;
+    let told = fed.connector().lookahead;
+    assert_eq!((told.in_time, told.unused), (0, 2 * ROWS), "{told:?}");
+    assert_eq!(fed.c.rows(fed.t).await, expected(2 * ROWS));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! Values that DISTINCT counts: they are announced beside the groups, and change no view.
 
+use std::collections::BTreeSet;
+
 use millrace_graph::ValueTable;
 use millrace_graph::state::accumulator_schema;
 
@@ -56,6 +58,11 @@ async fn values_are_read_ahead_where_all_groups_are_in_memory() {
         }
         let told = c.lookahead(v);
         assert!(told.active > 0 && told.prefetched > prefetched, "{prefetched}: {told:?}");
+        // The groups and the values are told apart, though rows of one input bring both.
+        let sides = c.measures(v).sides;
+        let ports = sides.iter().filter_map(|side| Some((side.port, side.subject?.port)));
+        assert_eq!(ports.collect::<BTreeSet<_>>(), BTreeSet::from([(0, 0), (0, 1)]));
+        assert_eq!(sides.len(), 2, "{sides:?}");
     }
 }
 

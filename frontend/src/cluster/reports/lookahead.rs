@@ -2,8 +2,10 @@
 
 use millrace_executor::lookahead::slack::{ReadTimes, SideSlack, Spot, SpotSlack};
 use millrace_executor::stats::{LookaheadMeasures, LookaheadStats};
-use millrace_graph::lookahead::Place;
-use millrace_rpc::control::{LookaheadPlace, LookaheadReport, Quantiles, SideReport, SpotReport};
+use millrace_graph::lookahead::{Place, Subject};
+use millrace_rpc::control::{
+    LookaheadPlace, LookaheadReport, LookaheadSubject, Quantiles, SideReport, SpotReport,
+};
 
 /// As it is sent.
 pub(super) fn report(keys: &LookaheadStats, measures: &LookaheadMeasures) -> LookaheadReport {
@@ -68,7 +70,8 @@ fn side_report(of: &SideSlack) -> SideReport {
         slack: Some(quantiles_report(of.quantiles)),
     };
     let spots = of.spots.iter().map(spot).collect();
-    SideReport { port: of.port as u32, active: of.active as u32, spots }
+    let subject = of.subject.map(subject_report);
+    SideReport { port: of.port as u32, active: of.active as u32, spots, subject }
 }
 
 fn side(of: SideReport) -> SideSlack {
@@ -78,7 +81,23 @@ fn side(of: SideReport) -> SideSlack {
         quantiles: quantiles(of.slack),
     };
     let spots = of.spots.into_iter().map(spot).collect();
-    SideSlack { port: of.port as usize, active: of.active as usize, spots }
+    let subject = of.subject.map(subject);
+    SideSlack { port: of.port as usize, subject, active: of.active as usize, spots }
+}
+
+fn subject_report(of: Subject) -> LookaheadSubject {
+    let (fragment, node) = of.leaf;
+    LookaheadSubject {
+        port: of.port as u32,
+        deleted: of.deleted,
+        leaf_fragment: fragment as u32,
+        leaf_node: node as u32,
+    }
+}
+
+fn subject(of: LookaheadSubject) -> Subject {
+    let leaf = (of.leaf_fragment as usize, of.leaf_node as usize);
+    Subject { port: of.port as usize, deleted: of.deleted, leaf }
 }
 
 fn place_report(place: Place) -> LookaheadPlace {
@@ -142,8 +161,9 @@ pub(super) mod tests {
             spot(true, Place::Leaf, 55),
             spot(true, Place::Input, 56),
         ];
+        let subject = Subject { port: 62, deleted: true, leaf: (63, 64) };
         LookaheadMeasures {
-            sides: vec![SideSlack { port: 1, active: 2, spots }],
+            sides: vec![SideSlack { port: 1, subject: Some(subject), active: 2, spots }],
             reads: ReadTimes {
                 epochs: 56,
                 without_demand: Some(0.57),

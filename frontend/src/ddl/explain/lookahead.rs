@@ -5,17 +5,18 @@ use std::time::Duration;
 use millrace_executor::lookahead::DELETED_PORT;
 use millrace_executor::lookahead::slack::{ReadTimes, SideSlack};
 use millrace_executor::stats::{LookaheadStats, OperatorStats};
+use millrace_graph::lookahead::Subject;
 use millrace_storage::object::GET_DOLLARS_PER_MILLION;
 
 use crate::display;
 
-/// Lines below an operator's own; none if it reads no state from the store.
-pub fn lines(o: &OperatorStats) -> Vec<String> {
+/// Lines below an operator's own; none if it reads no state from the store. `about` names what is looked ahead of.
+pub fn lines(o: &OperatorStats, about: &dyn Fn(Subject) -> Option<String>) -> Vec<String> {
     let m = &o.measures;
     // Where no keys can be announced, ranges are.
     let what = if m.by_watermark && m.sides.is_empty() { "ranges" } else { "keys" };
     let mut lines: Vec<String> = counts(what, &o.lookahead).into_iter().collect();
-    lines.extend(m.sides.iter().filter_map(side));
+    lines.extend(m.sides.iter().filter_map(|of| side(of, about)));
     lines.extend(reads(&m.reads));
     let requests = m.demand_requests + m.ahead_requests;
     if let Some(dollars) = m.dollars_per_million_rows(o.rows_in).filter(|_| requests > 0) {
@@ -48,8 +49,8 @@ fn counts(what: &str, of: &LookaheadStats) -> Option<String> {
     ))
 }
 
-/// The lead of an input's hints, at the place in use first.
-fn side(of: &SideSlack) -> Option<String> {
+/// The lead of hints that are about the same, at the place in use first.
+fn side(of: &SideSlack, about: &dyn Fn(Subject) -> Option<String>) -> Option<String> {
     let in_use = of.in_use()?;
     let others = of.spots.iter().filter(|spot| *spot != in_use);
     let mut places = Vec::new();
@@ -59,11 +60,11 @@ fn side(of: &SideSlack) -> Option<String> {
         let word = if spot == in_use { "in use" } else { "not in use" };
         places.push(format!("{} ({word}) {of_spot}", spot.spot.name()));
     }
-    let input = match of.port {
+    let head = of.subject.and_then(about).unwrap_or_else(|| match of.port {
         DELETED_PORT => "deleted rows".to_string(),
         port => format!("input {port}"),
-    };
-    let head = format!("{input} at {}", in_use.spot.name());
+    });
+    let head = format!("{head} at {}", in_use.spot.name());
     (!places.is_empty())
         .then(|| format!("{head}: slack (p1, p50, p99) of {}", places.join("; of ")))
 }
@@ -95,13 +96,16 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn an_operator_tells_its_keys_its_lead_its_reads_and_their_cost() {
-        let slack = |place, p1| SpotSlack {
+    fn slack(place: Place, p1: i64) -> SpotSlack {
+        SpotSlack {
             spot: Spot { is_own: true, place },
             epochs: 3,
             quantiles: [p1, 9_000, 12_345].map(Some),
-        };
+        }
+    }
+
+    #[test]
+    fn an_operator_tells_its_keys_its_lead_its_reads_and_their_cost() {
         let spots = vec![slack(Place::Entry, -40), slack(Place::Root, 4_000)];
         let reads = ReadTimes {
             epochs: 200,
@@ -109,7 +113,7 @@ mod tests {
             slowest: [500, 3_000, 7_000].map(Some),
         };
         let measures = LookaheadMeasures {
-            sides: vec![SideSlack { port: 1, active: 1, spots }],
+            sides: vec![SideSlack { port: 1, subject: None, active: 1, spots }],
             reads,
             demand_requests: 20,
             ahead_requests: 80,
@@ -118,7 +122,7 @@ mod tests {
         let keys = LookaheadStats { hinted: 1_000, in_time: 90, missed: 7, ..Default::default() };
         let o = OperatorStats { rows_in: 10_000, lookahead: keys, measures, ..Default::default() };
         assert_eq!(
-            lines(&o),
+            lines(&o, &|_| None),
             [
                 "lookahead: 1,000 keys hinted; 0 resident, 0 read ahead (90 in time, 0 late, 0 absent, 0 unused), 0 dropped; 7 waited for",
                 "input 1 at root: slack (p1, p50, p99) of root (in use) 4.0 ms, 9.0 ms, 12.3 ms; of entry (not in use) -40 µs, 9.0 ms, 12.3 ms",
@@ -126,7 +130,33 @@ mod tests {
                 "store requests: 80 ahead of rows, 20 for rows; $0.0040 for a million rows at $0.40 for a million requests (S3 Standard)",
             ]
         );
-        assert!(lines(&OperatorStats::default()).is_empty());
+        assert!(lines(&OperatorStats::default(), &|_| None).is_empty());
+    }
+
+    #[test]
+    fn what_is_about_the_same_input_is_told_apart() {
+        let side = |port| {
+            let subject = Some(Subject { port, deleted: false, leaf: (0, 0) });
+            let spots = vec![slack(Place::Entry, 4_000)];
+            SideSlack { port: 0, subject, active: 0, spots }
+        };
+        let measures =
+            LookaheadMeasures { sides: vec![side(0), side(1), side(2)], ..Default::default() };
+        let o = OperatorStats { measures, ..Default::default() };
+        let about = |subject: Subject| match subject.port {
+            0 => Some("Aggregate [state 3] from t".to_owned()),
+            1 => Some("Aggregate values [state 1] from t".to_owned()),
+            _ => None,
+        };
+        let slack = "at entry: slack (p1, p50, p99) of entry (in use) 4.0 ms, 9.0 ms, 12.3 ms";
+        assert_eq!(
+            lines(&o, &about),
+            [
+                format!("Aggregate [state 3] from t {slack}"),
+                format!("Aggregate values [state 1] from t {slack}"),
+                format!("input 0 {slack}"),
+            ]
+        );
     }
 
     #[test]
@@ -141,7 +171,7 @@ mod tests {
         };
         let o = OperatorStats { lookahead: ranges, measures, ..Default::default() };
         assert_eq!(
-            lines(&o),
+            lines(&o, &|_| None),
             [
                 "lookahead: 9 ranges hinted; 0 resident, 8 read ahead (7 in time, 0 late, 0 absent, 0 unused), 0 dropped; 1 waited for"
             ]

@@ -16,6 +16,7 @@ use self::job::{Leaf, Shown, tell};
 use self::outside::{Outside, row_schema};
 use self::story::{Story, plain};
 use super::*;
+use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::uncommitted::{Following, Uncommitted};
 use crate::memory::MemoryClass;
 use crate::operators::tests::model::PLANTED;
@@ -58,6 +59,7 @@ fn bad_rows_that_are_held_count() {
         position: None,
         bad_rows: (0..count).map(bad).collect(),
         announced: None,
+        keys: KeysAhead::default(),
     };
     let (none, many) = (batch(0).memory_size(), batch(8_192).memory_size());
     assert!(none > 0, "no batch is for nothing");
