@@ -17,6 +17,7 @@ pub mod cast;
 mod constant_list;
 pub mod datetime;
 pub mod distinct_list;
+pub mod each_row;
 pub mod error;
 pub mod exact_aggregates;
 pub mod expr;
@@ -142,6 +143,7 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         row_counts::offset(),
         canonical::canonical(),
         byte_order::order_key(),
+        each_row::each_row(),
     ]);
     all.extend(call::defs().values().cloned());
     all
