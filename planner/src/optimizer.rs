@@ -28,7 +28,9 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::window_fn::AS_OF_PROCTIME;
 
 use crate::group_keys::GroupKeys;
+use list_pairs::ApartLists;
 
+mod list_pairs;
 pub(crate) mod lists;
 pub mod short;
 
@@ -110,6 +112,7 @@ fn usable_rules() -> Vec<Rule> {
         let wrong: fn(&LogicalPlan) -> bool = match rule.name() {
             "push_down_filter" => filters_distinct_on,
             "single_distinct_aggregation_to_group_by" => adds_up_twice,
+            "simplify_expressions" => return Arc::new(ApartLists(rule)),
             _ => return rule,
         };
         Arc::new(Except { rule, wrong })
