@@ -17,6 +17,7 @@ pub mod cast;
 mod constant_list;
 pub mod datetime;
 pub mod distinct_list;
+pub mod each_row;
 pub mod error;
 pub mod exact_aggregates;
 pub mod expr;
@@ -24,6 +25,7 @@ pub mod extract;
 pub mod frame;
 pub mod framed;
 pub mod greatest_least;
+pub mod in_list;
 pub mod interrupt;
 mod interruptible_aggregates;
 pub mod jsonb;
@@ -142,6 +144,8 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         row_counts::offset(),
         canonical::canonical(),
         byte_order::order_key(),
+        each_row::each_row(),
+        in_list::in_list(),
     ]);
     all.extend(call::defs().values().cloned());
     all

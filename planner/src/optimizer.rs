@@ -28,7 +28,10 @@ use millrace_functions::tree::{Walk, WalkPlan};
 use millrace_functions::window_fn::AS_OF_PROCTIME;
 
 use crate::group_keys::GroupKeys;
+use list_pairs::ApartLists;
 
+mod list_pairs;
+pub(crate) mod lists;
 pub mod short;
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
@@ -109,6 +112,7 @@ fn usable_rules() -> Vec<Rule> {
         let wrong: fn(&LogicalPlan) -> bool = match rule.name() {
             "push_down_filter" => filters_distinct_on,
             "single_distinct_aggregation_to_group_by" => adds_up_twice,
+            "simplify_expressions" => return Arc::new(ApartLists(rule)),
             _ => return rule,
         };
         Arc::new(Except { rule, wrong })
@@ -341,7 +345,7 @@ fn interruptible(rules: impl IntoIterator<Item = Rule>) -> Vec<Rule> {
     rules.into_iter().map(|rule| Arc::new(Interruptible(rule)) as Rule).collect()
 }
 
-/// A plan as the analyser and these rules leave it.
+/// A plan as the analyser and these rules leave it, whose lists are computed for each row.
 fn run_rules(
     plan: LogicalPlan,
     optimizer: &Optimizer,
@@ -358,7 +362,7 @@ fn run_rules(
         );
         optimizer.optimize(plan, &config, |_, _| {})
     };
-    run().map_err(sql_error_from_datafusion)
+    lists::computed_for_each_row(run().map_err(sql_error_from_datafusion)?)
 }
 
 /// What DISTINCT ON chooses may be NULL for DataFusion once it is an aggregate, which nodes above do not know.

@@ -6,7 +6,8 @@
 //! ([`millrace_functions::quantified`]), and `nullif(a, b)` a function that does.
 //!
 //! DataFusion makes a set of the items that have one value for no rows at all, which it takes for constants. `CASE a WHEN …`
-//! over columns has: NULL. Such lists become `x = ANY (ARRAY[a, b])`, too.
+//! over columns has: NULL. Such lists become `x = ANY (ARRAY[a, b])`, too. An item may also become a CASE later
+//! ([`crate::optimizer::lists`]).
 
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result};
@@ -126,5 +127,56 @@ mod tests {
         let sql = "SELECT count(*) FROM (VALUES (5), (6)) AS v (x) \
                    WHERE 5 NOT IN (1 + CASE x WHEN 5 THEN 4 WHEN 6 THEN 0 END, 7)";
         assert_eq!(rows(sql), ["1"]);
+    }
+
+    const V: &str =
+        "(VALUES (1, 5, NULL, 5), (2, NULL, NULL, 0), (3, NULL, 6, 5)) AS v (id, a, b, x)";
+
+    /// The rows of [`V`], by their `id`, for which a condition is true.
+    fn found(condition: &str) -> Vec<String> {
+        rows(&format!("SELECT id FROM {V} WHERE {condition} ORDER BY id"))
+    }
+
+    /// The optimiser writes a CASE for it.
+    #[test]
+    fn coalesce_in_a_list_has_the_value_of_its_row() {
+        assert_eq!(found("x IN (coalesce(a, b, 0), 7, 8, 9)"), ["1", "2"]);
+        assert_eq!(found("x NOT IN (coalesce(a, b, 0), 7, 8, 9)"), ["3"]);
+        assert_eq!(found("x + 1 IN (coalesce(a, b, 0) + 1, 70)"), ["1", "2"]);
+        assert_eq!(found("x = ANY (ARRAY[coalesce(a, b, 0), 7, 8, 9])"), ["1", "2"]);
+    }
+
+    #[test]
+    fn a_column_of_a_subquery_in_a_list_has_the_value_of_its_row() {
+        let case = "CASE WHEN a > 0 THEN a WHEN b > 0 THEN 1 ELSE 0 END";
+        let s = format!("SELECT id, x, {case} AS c FROM {V}");
+        let filter = "WHERE x IN (c, 7, 8, 9) ORDER BY id";
+        assert_eq!(rows(&format!("SELECT id FROM ({s}) AS s {filter}")), ["1", "2"]);
+        assert_eq!(rows(&format!("WITH s AS ({s}) SELECT id FROM s {filter}")), ["1", "2"]);
+    }
+
+    /// Its count over no rows, which a CASE adds, is not the one of all.
+    #[test]
+    fn a_count_in_a_list_has_the_value_of_its_row() {
+        let count = "SELECT count(*) FROM (VALUES (1), (1), (1), (1), (1), (3)) AS w (k) \
+                     WHERE w.k = v.id";
+        assert_eq!(found(&format!("x IN (({count}), 70, 80, 90)")), ["1", "2"]);
+    }
+
+    #[test]
+    fn a_case_without_columns_in_a_list_has_the_value_of_its_row() {
+        let random = "CASE WHEN random() < 0 THEN 1 WHEN random() >= 0 THEN 5 ELSE 0 END";
+        assert_eq!(found(&format!("x IN ({random}, 7, 8, 9)")), ["1", "3"]);
+        let exists = |k| format!("EXISTS (SELECT 1 FROM (VALUES ({k})) AS w{k} (k) WHERE k = id)");
+        let case = format!("CASE WHEN {} THEN 5 WHEN {} THEN 6 ELSE 0 END", exists(1), exists(3));
+        assert_eq!(found(&format!("x IN ({case}, 70, 80, 90)")), ["1", "2"]);
+    }
+
+    /// What is computed while a statement is bound has not been simplified.
+    #[test]
+    fn a_case_in_a_list_of_constants_has_its_value() {
+        let five = "CASE WHEN 1 > 2 THEN 1 WHEN 1 < 2 THEN 5 ELSE 0 END";
+        let last = format!("CASE WHEN 5 IN ({five}, 7) THEN 2 ELSE 1 END");
+        assert_eq!(rows(&format!("SELECT count(*) FROM generate_series(1, {last})")), ["2"]);
     }
 }

@@ -24,9 +24,11 @@ use millrace_common::{SqlError, SqlState, SqlType};
 use millrace_functions::cast::fold_literal;
 use millrace_functions::datetime::shift;
 use millrace_functions::error::external;
+use millrace_functions::tree::Walk;
 use millrace_functions::zones::shift_in;
 
 use crate::bind::expressions::zones::Zones;
+use crate::optimizer::lists::for_each_row;
 use crate::optimizer::optimize_for_batch;
 
 /// The column, and the relation, are named after the function.
@@ -74,7 +76,8 @@ fn prepared(expr: &Expr) -> Result<Expr> {
 fn computed(expr: &Expr) -> Result<ScalarValue> {
     let schema = DFSchema::empty();
     let (props, context) = (ExecutionProps::new(), PhysicalPlanningContext::default());
-    let physical = create_physical_expr(expr, &schema, &props, &context)?;
+    let expr = expr.clone().rewrite_up(for_each_row)?.data;
+    let physical = create_physical_expr(&expr, &schema, &props, &context)?;
     let one = arrow::array::RecordBatchOptions::new().with_row_count(Some(1));
     let row = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &one)?;
     match physical.evaluate(&row)? {
