@@ -14,6 +14,7 @@ mod lookup;
 pub(crate) mod model;
 mod on_arrival;
 mod one_side;
+mod prefixes;
 mod stateful;
 mod steps;
 mod subject;
