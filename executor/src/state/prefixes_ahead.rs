@@ -87,14 +87,16 @@ enum Ahead {
 }
 
 /// The entries of a prefix.
-struct Kept {
-    answer: Arc<Found>,
-    rows: Range<usize>,
-    _memory: Arc<HeldBytes>,
+pub struct Kept {
+    /// Of others, too.
+    pub answer: Arc<Found>,
+    pub rows: Range<usize>,
+    /// The answer's.
+    pub memory: Arc<HeldBytes>,
 }
 
 /// Bytes that count as held until this is dropped.
-struct HeldBytes {
+pub struct HeldBytes {
     held: Arc<AtomicUsize>,
     account: Reservation,
 }
@@ -347,13 +349,13 @@ impl PrefixesAhead {
             let at = at as u32;
             let rows = inputs.partition_point(|&i| i < at)..inputs.partition_point(|&i| i <= at);
             counted.absent.add(u64::from(rows.is_empty()));
-            let (answer, _memory) = (Arc::clone(answer), Arc::clone(&memory));
-            expected.ahead = Ahead::Here(Kept { answer, rows, _memory });
+            let (answer, memory) = (Arc::clone(answer), Arc::clone(&memory));
+            expected.ahead = Ahead::Here(Kept { answer, rows, memory });
         }
     }
 
-    /// A row asks for a prefix: all that is stored under it, if that was read ahead, as rows of an answer.
-    pub fn take(&mut self, prefix: &[u8]) -> Option<(Arc<Found>, Range<usize>)> {
+    /// A row asks for a prefix: all that is stored under it, if that was read ahead.
+    pub fn take(&mut self, prefix: &[u8]) -> Option<Kept> {
         let Expected { ahead, .. } = self.expected.remove(prefix)?;
         let counted = &self.env.metrics.lookahead;
         self.counts.used += 1;
@@ -363,9 +365,9 @@ impl PrefixesAhead {
                 self.counts.late += 1;
                 None
             }
-            Ahead::Here(Kept { answer, rows, .. }) => {
+            Ahead::Here(kept) => {
                 counted.in_time.add(1);
-                Some((answer, rows))
+                Some(kept)
             }
         }
     }

@@ -80,9 +80,9 @@ impl FakeTable {
         FakeTable { held: Some(Arc::default()), ..FakeTable::new(schema, storage, None) }
     }
 
-    /// The same table, each of whose reads completes in two parts.
-    pub fn in_parts(self) -> FakeTable {
-        FakeTable { cut: 1, ..self }
+    /// The same table, each of whose reads completes in two parts, when the test says so.
+    pub fn held_in_parts(self) -> FakeTable {
+        FakeTable { held: Some(Arc::default()), cut: 1, ..self }
     }
 
     /// Nothing is stored, and nothing is read.

@@ -14,7 +14,7 @@ mod lookup;
 pub(crate) mod model;
 mod on_arrival;
 mod one_side;
-mod prefixes;
+pub(in crate::operators) mod prefixes;
 mod stateful;
 mod steps;
 mod subject;

@@ -14,6 +14,7 @@ use crate::lookahead::Due;
 use crate::memory::{MemoryClass, MemoryGovernor};
 use crate::operators::Env;
 use crate::options::ExecOptions;
+use crate::state::prefixes_ahead::Kept;
 use crate::state::{PrefixesAhead, StateTable};
 use crate::stats::{LookaheadStats, OperatorMetrics};
 
@@ -29,34 +30,43 @@ struct Case {
     env: Env,
 }
 
-fn prefix(n: u16) -> Vec<u8> {
+pub fn prefix(n: u16) -> Vec<u8> {
     n.to_be_bytes().to_vec()
 }
 
+/// Under each of these prefixes there is a text of so many bytes. It is answered at once.
+pub fn table(prefixes: &[u16], bytes: usize) -> FakeTable {
+    let field = Field::new("text", DataType::Utf8, false);
+    let schema: SchemaRef = Arc::new(Schema::new(vec![field]));
+    let mut table = FakeTable::new(Arc::clone(&schema), RowStorage::Keyed, None);
+    let keys = prefixes.iter().map(|&n| [prefix(n), vec![0]].concat());
+    let keys = BinaryArray::from_iter_values(keys);
+    let texts = prefixes.iter().map(|_| "x".repeat(bytes));
+    let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
+    table.write(keys, None, RecordBatch::try_new(schema, vec![texts]).unwrap()).unwrap();
+    table
+}
+
+pub fn env() -> Env {
+    Env {
+        options: Arc::new(ExecOptions { cache_bytes: 4 * ROOM, ..ExecOptions::default() }),
+        errors: Arc::new(ErrorSink::default()),
+        metrics: OperatorMetrics::new(0, 0, "test"),
+        clock: EnvHandle::default(),
+        governor: MemoryGovernor::new(1 << 30),
+        lookahead: Arc::default(),
+        shed: Arc::default(),
+        vnodes: 0..256,
+        event_time: Vec::new(),
+        restored: Epoch::ZERO,
+        first_arrival: 0,
+    }
+}
+
 impl Case {
-    /// Under each of these prefixes there is a text of so many bytes.
+    /// Of [`table`].
     fn new(prefixes: &[u16], bytes: usize) -> Case {
-        let field = Field::new("text", DataType::Utf8, false);
-        let schema: SchemaRef = Arc::new(Schema::new(vec![field]));
-        let mut table = FakeTable::held(Arc::clone(&schema), RowStorage::Keyed).in_parts();
-        let keys = prefixes.iter().map(|&n| [prefix(n), vec![0]].concat());
-        let keys = BinaryArray::from_iter_values(keys);
-        let texts = prefixes.iter().map(|_| "x".repeat(bytes));
-        let texts: ArrayRef = Arc::new(StringArray::from_iter_values(texts));
-        table.write(keys, None, RecordBatch::try_new(schema, vec![texts]).unwrap()).unwrap();
-        let env = Env {
-            options: Arc::new(ExecOptions { cache_bytes: 4 * ROOM, ..ExecOptions::default() }),
-            errors: Arc::new(ErrorSink::default()),
-            metrics: OperatorMetrics::new(0, 0, "test"),
-            clock: EnvHandle::default(),
-            governor: MemoryGovernor::new(1 << 30),
-            lookahead: Arc::default(),
-            shed: Arc::default(),
-            vnodes: 0..256,
-            event_time: Vec::new(),
-            restored: Epoch::ZERO,
-            first_arrival: 0,
-        };
+        let (table, env) = (table(prefixes, bytes).held_in_parts(), env());
         Case { table, ahead: PrefixesAhead::new(&env), env }
     }
 
@@ -73,8 +83,8 @@ impl Case {
 
     /// How many rows are there for a row that comes; `None`: it has to ask for them.
     fn take(&mut self, n: u16) -> Option<usize> {
-        let (found, rows) = self.ahead.take(&prefix(n))?;
-        assert!(rows.clone().all(|row| found.keys.value(row).starts_with(&prefix(n))));
+        let Kept { answer, rows, .. } = self.ahead.take(&prefix(n))?;
+        assert!(rows.clone().all(|row| answer.keys.value(row).starts_with(&prefix(n))));
         Some(rows.len())
     }
 
