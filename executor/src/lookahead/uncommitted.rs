@@ -210,24 +210,29 @@ impl Uncommitted {
         if self.following.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        let followers = self.followers.read();
-        let followers = followers.get(&relation)?;
-        let mut told = followers.all.iter().filter(|f| f.places.contains(&place));
-        let first = told.next()?;
+        let (told, commits) = {
+            let followers = self.followers.read();
+            let of_relation = followers.get(&relation)?;
+            let told = of_relation.all.iter().filter(|f| f.places.contains(&place));
+            (told.cloned().collect::<Vec<_>>(), Arc::clone(&of_relation.commits))
+        };
+        if told.is_empty() {
+            return None;
+        }
         let due = epoch.map_or_else(Due::default, |e| Due::at(e.0));
         let announcing = Announcing {
             due: due.clone(),
             is_committed: AtomicBool::new(false),
             sealed: Mutex::new(None),
-            commits: Arc::clone(&followers.commits),
+            commits,
             clock: self.clock.clone(),
         };
         if place == Place::Root {
             announcing.seal();
         }
+        // Nobody waits for it: those of all relations are behind one lock, and expressions may take long.
         let announcement = Announcement { place, rows: rows(), due };
-        first.tell(&announcement);
-        told.for_each(|f| f.tell(&announcement));
+        told.iter().for_each(|f| f.tell(&announcement));
         Some(Announced(vec![Arc::new(announcing)]))
     }
 
@@ -272,6 +277,18 @@ mod tests {
         drop(following);
         assert_eq!(uncommitted.following(), 0);
         assert!(uncommitted.announce(R, Place::Root, None, never).is_none());
+    }
+
+    #[tokio::test]
+    async fn others_may_begin_to_follow_while_rows_are_made() {
+        let uncommitted = Arc::new(Uncommitted::default());
+        let mut following = uncommitted.follow(R, vec![Place::Root]);
+        let announced = uncommitted.announce(R, Place::Root, None, || {
+            assert!(uncommitted.followers.try_write().is_some(), "the followers are locked");
+            rows(3)
+        });
+        assert!(announced.is_some());
+        assert_eq!(following.next().await.unwrap().num_rows(), 3);
     }
 
     #[tokio::test]

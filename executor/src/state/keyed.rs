@@ -36,9 +36,7 @@ mod notes;
 use self::chains::Chains;
 pub use self::chains::{Met, MostMet};
 pub use self::inside::SeenInside;
-#[cfg(test)]
-pub use hints::MAX_BYTES;
-pub use hints::{MAX_KEYS_AHEAD, MAX_ROWS, few_enough};
+pub use hints::{MAX_BYTES, MAX_KEYS_AHEAD, MAX_ROWS, few_enough};
 
 /// State tables that one entry is read from at most.
 pub const TABLES: usize = 2;

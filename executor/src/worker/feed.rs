@@ -6,6 +6,8 @@
 
 mod ahead;
 mod rows;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -166,12 +168,16 @@ impl Feed {
     async fn round(&mut self) -> Result<bool, FeedError> {
         let id = RelationId(self.relation.id);
         // Before the parts: what is content lies in parts that are known.
-        let ends = self.meta.source_offsets(id, Epoch::MAX);
+        let mut ends = self.meta.source_offsets(id, Epoch::MAX);
         let parts = self.meta.source_parts(id);
         if parts != self.parts {
             self.splits.iter_mut().filter_map(|s| s.reader.as_mut()).for_each(|r| r.extend(&parts));
             self.parts = parts;
         }
+        // Rows that could not enter come first: what was bad in them is committed with the rows that enter next.
+        let waiting = self.splits.iter().find(|split| split.completed.is_some());
+        let waiting = waiting.map(|split| split.number);
+        ends.sort_by_key(|(split, _)| Some(*split) != waiting);
         let mut worked = false;
         for (split, until) in ends {
             let at = self.split(split);

@@ -18,6 +18,7 @@ use crate::lookahead::slack::EpochNotes;
 use crate::lookahead::{DELETED_PORT, Due};
 use crate::operators::Env;
 use crate::state::arena::{batch_bytes, gather_batch};
+use crate::state::prefixes_ahead::{HeldBytes, Kept};
 use crate::state::{Fetches, KeyBytes, PrefixesAhead, StateTable};
 
 /// The stored entries under the prefixes of an epoch's retracted rows. Nothing is written under them before
@@ -26,12 +27,18 @@ pub struct Retractions {
     /// Each with the prefixes asked for, and when.
     reads: Fetches<(BinaryArray, Instant)>,
     asked: HashSet<KeyBytes>,
-    answers: Vec<Arc<Found>>,
+    answers: Vec<Answer>,
     /// A prefix's answer, and its entries there.
     places: HashMap<KeyBytes, (usize, Range<usize>)>,
     bytes: usize,
     ahead: PrefixesAhead,
     env: Env,
+}
+
+struct Answer {
+    found: Arc<Found>,
+    /// If it was read ahead.
+    _memory: Option<Arc<HeldBytes>>,
 }
 
 impl Retractions {
@@ -76,7 +83,7 @@ impl Retractions {
                 continue;
             }
             match self.ahead.take(prefix) {
-                Some((found, rows)) => self.place(prefix, found, rows),
+                Some(kept) => self.place(prefix, kept),
                 None => fresh.append_value(prefix),
             }
         }
@@ -100,11 +107,15 @@ impl Retractions {
         Ok(())
     }
 
-    /// What was read ahead for a prefix.
-    fn place(&mut self, prefix: &[u8], found: Arc<Found>, rows: Range<usize>) {
-        self.bytes += batch_bytes(&found.values.slice(rows.start, rows.len()));
-        self.places.insert(KeyBytes::new(prefix), (self.answers.len(), rows));
-        self.answers.push(found);
+    /// What was read ahead for a prefix, maybe together with others.
+    fn place(&mut self, prefix: &[u8], Kept { answer, rows, memory }: Kept) {
+        let known = self.answers.iter().rposition(|known| Arc::ptr_eq(&known.found, &answer));
+        let at = known.unwrap_or_else(|| {
+            self.bytes += batch_bytes(&answer.values);
+            self.answers.push(Answer { found: answer, _memory: Some(memory) });
+            self.answers.len() - 1
+        });
+        self.places.insert(KeyBytes::new(prefix), (at, rows));
     }
 
     /// Entries under these prefixes are written.
@@ -147,7 +158,7 @@ impl Retractions {
             self.places.insert(KeyBytes::new(prefix), (self.answers.len(), start..end));
         }
         self.bytes += batch_bytes(&found.values);
-        self.answers.push(Arc::new(found));
+        self.answers.push(Answer { found: Arc::new(found), _memory: None });
     }
 
     /// Waits for answers. Cancel-safe.
@@ -177,10 +188,11 @@ impl Retractions {
         if picks.is_empty() {
             return Ok(Found::empty(schema));
         }
-        let keys: Vec<&dyn Array> = self.answers.iter().map(|f| &f.keys as &dyn Array).collect();
+        let answers = || self.answers.iter().map(|answer| &answer.found);
+        let keys: Vec<&dyn Array> = answers().map(|found| &found.keys as &dyn Array).collect();
         let weights: Vec<&dyn Array> =
-            self.answers.iter().map(|f| &f.weights as &dyn Array).collect();
-        let values: Vec<&RecordBatch> = self.answers.iter().map(|f| &f.values).collect();
+            answers().map(|found| &found.weights as &dyn Array).collect();
+        let values: Vec<&RecordBatch> = answers().map(|found| &found.values).collect();
         Ok(Found {
             input: UInt32Array::from(input),
             keys: interleave(&keys, &picks)?.as_binary::<i32>().clone(),
@@ -195,5 +207,34 @@ impl Retractions {
         self.answers.clear();
         self.places.clear();
         self.bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::MemoryClass;
+    use crate::operators::tests::prefixes::{env, prefix, table};
+
+    #[test]
+    fn what_was_read_ahead_together_is_kept_once_as_long_as_any_of_it_is() {
+        let env = env();
+        let table = table(&[1, 2, 3], 1_000);
+        let held = || env.governor.used_by(MemoryClass::Cache);
+        let mut retractions = Retractions::new(&env);
+        let all = BinaryArray::from_iter_values([1, 2, 3].map(prefix));
+        retractions.hint(&all, &Due::default(), &table);
+        for n in [3, 1, 2] {
+            let row = BinaryArray::from_iter_values([prefix(n)]);
+            retractions.ask(&row, &table).unwrap();
+            assert!(!retractions.is_reading());
+            assert!(held() >= 3_000 && retractions.memory_size() >= 3_000, "after {n}");
+        }
+        assert_eq!(retractions.answers.len(), 1);
+        let found = retractions.found(&all, &table.value_schema()).unwrap();
+        let keys: Vec<&[u8]> = found.keys.iter().flatten().map(|key| &key[..2]).collect();
+        assert_eq!(keys, [1, 2, 3].map(prefix));
+        retractions.clear();
+        assert_eq!((held(), retractions.memory_size()), (0, 0));
     }
 }

@@ -12,7 +12,7 @@ use arrow::datatypes::SchemaRef;
 use futures::{StreamExt, stream};
 use millrace_rpc::catalog::RowStorage;
 use millrace_storage::cache::Priority;
-use millrace_storage::{Found, Lookup, MemRun, Part, ReadClass, Reading};
+use millrace_storage::{Found, Lookup, MemRun, Part, ReadClass, Reading, StorageError};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -41,6 +41,8 @@ pub struct FakeTable {
     turn: Option<Arc<AtomicUsize>>,
     /// Reads complete when the test says so.
     held: Option<Arc<Mutex<Vec<HeldRead>>>>,
+    /// Not 0: these come in parts, see [`cut_at`], each of which completes by itself.
+    cut: usize,
     pub rounds: Arc<Mutex<usize>>,
     /// Rows in all answers.
     pub rows_read: Arc<Mutex<usize>>,
@@ -57,6 +59,7 @@ impl FakeTable {
             finds_some: false,
             turn: None,
             held: None,
+            cut: 0,
             rounds: Arc::default(),
             rows_read: Arc::default(),
         }
@@ -77,6 +80,11 @@ impl FakeTable {
         FakeTable { held: Some(Arc::default()), ..FakeTable::new(schema, storage, None) }
     }
 
+    /// The same table, each of whose reads completes in two parts, when the test says so.
+    pub fn held_in_parts(self) -> FakeTable {
+        FakeTable { held: Some(Arc::default()), cut: 1, ..self }
+    }
+
     /// Nothing is stored, and nothing is read.
     pub fn clear(&self) {
         self.entries.lock().clear();
@@ -95,7 +103,7 @@ impl FakeTable {
 
     /// Lets the first read ahead of rows fail.
     pub fn fail_one(&self) -> bool {
-        let failed = Some(millrace_storage::StorageError::internal("a read that fails"));
+        let failed = Some(StorageError::internal("a read that fails"));
         self.take_held(true, false).is_some_and(|read| read.done.send(failed).is_ok())
     }
 
@@ -154,22 +162,34 @@ impl FakeTable {
                     }
                 })
                 .await;
-                Ok::<_, millrace_storage::StorageError>(part)
+                Ok::<_, StorageError>(part)
             });
             return Lookup::Pending(Reading::new(stream::once(next).boxed()));
         }
         if let Some(held) = &self.held {
-            let part = Part::whole(answer, asked);
-            let (done, wait) = oneshot::channel();
-            let next = Box::pin(async move {
+            let parts = match self.cut {
+                0 => vec![Part::whole(answer, asked)],
+                cut => cut_at(&answer, cut, asked).unwrap(),
+            };
+            let mut done = Vec::new();
+            let parts: Vec<_> = parts
+                .into_iter()
+                .map(|part| {
+                    let (send, wait) = oneshot::channel::<Option<StorageError>>();
+                    done.push(send);
+                    (part, wait)
+                })
+                .collect();
+            let parts = stream::iter(parts).then(|(part, wait)| async move {
                 match wait.await {
                     Ok(None) => Ok(part),
                     Ok(Some(e)) => Err(e),
                     Err(_) => std::future::pending().await,
                 }
             });
-            let reading = Reading::new(stream::once(next).boxed());
-            held.lock().push(HeldRead { class: reading.class(), done });
+            let reading = Reading::new(parts.boxed());
+            let read = |done| HeldRead { class: reading.class(), done };
+            held.lock().extend(done.into_iter().map(read));
             return Lookup::Pending(reading);
         }
         match &mut *self.delays.lock() {
@@ -194,7 +214,7 @@ impl FakeTable {
 /// A read that waits for the test. Its class is set after it was asked for.
 struct HeldRead {
     class: ReadClass,
-    done: oneshot::Sender<Option<millrace_storage::StorageError>>,
+    done: oneshot::Sender<Option<StorageError>>,
 }
 
 struct Delayed {
@@ -203,7 +223,7 @@ struct Delayed {
 }
 
 impl Future for Delayed {
-    type Output = Result<Part, millrace_storage::StorageError>;
+    type Output = Result<Part, StorageError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if self.polls > 0 {

@@ -14,6 +14,7 @@ mod lookup;
 pub(crate) mod model;
 mod on_arrival;
 mod one_side;
+pub(in crate::operators) mod prefixes;
 mod stateful;
 mod steps;
 mod subject;

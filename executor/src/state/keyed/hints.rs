@@ -5,6 +5,7 @@
 //! runs at once: it is noted beside what is under way, where the entries take notes, else it makes that stale. So an
 //! entry takes in an answer only together with every row of it that has run since the question.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -316,7 +317,8 @@ impl<E: Entries> KeyedState<E> {
     /// too much, there is room for so many bytes, and their keys have not been closed since it was asked.
     fn good_for(&self, asked: &Ahead, found: &Found, room: usize) -> Result<Vec<u32>, ExecError> {
         let awaits = |i: &u32| self.reads.ahead.awaits(asked, asked.slots[*i as usize]);
-        let few = few_enough(found, asked.slots.len(), room);
+        let bytes = |rows: Range<usize>| batch_bytes(&found.values.slice(rows.start, rows.len()));
+        let few = few_enough(found, asked.slots.len(), room, bytes);
         let mut good: Vec<u32> = few.into_iter().filter(awaits).collect();
         if let Some((at, bound)) = self.closed.filter(|(_, bound)| Some(*bound) != asked.closed) {
             let slots = good.iter().map(|&i| asked.slots[i as usize]).collect();
@@ -497,15 +499,21 @@ impl<E: Entries> KeyedState<E> {
 }
 
 /// The positions of those of `asked` strings of which an answer has all and not too much, as many as there is room for.
-pub fn few_enough(found: &Found, asked: usize, mut room: usize) -> Vec<u32> {
+/// `bytes` are those of some of its rows.
+pub fn few_enough(
+    found: &Found,
+    asked: usize,
+    mut room: usize,
+    bytes: impl Fn(Range<usize>) -> usize,
+) -> Vec<u32> {
     let mut rows = vec![0; asked];
     found.input.values().iter().for_each(|&i| rows[i as usize] += 1);
-    let is_large = batch_bytes(&found.values) > MAX_BYTES.min(room);
+    let is_large = bytes(0..found.len()) > MAX_BYTES.min(room);
     let mut from = 0;
     let mut few = Vec::with_capacity(asked);
     // What was found is in the order of the strings.
     for (i, rows) in (0u32..).zip(rows) {
-        let bytes = if is_large { batch_bytes(&found.values.slice(from, rows)) } else { 0 };
+        let bytes = if is_large { bytes(from..from + rows) } else { 0 };
         if rows < MAX_ROWS && bytes <= MAX_BYTES.min(room) {
             few.push(i);
             room -= bytes;

@@ -4,15 +4,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use millrace_graph::lookahead::Place;
 use millrace_rpc::catalog::OnConflict;
 use millrace_rpc::version::feed_counter;
 
 use super::lookahead::{cold, counted, counts};
 use super::sources::numbers;
 use super::*;
+use crate::lookahead::keys_ahead::KeysAhead;
+use crate::lookahead::read_ahead::{RawBatch, Told};
 use crate::memory::MemoryClass;
 use crate::options::LookaheadMode;
 use crate::stats::{LookaheadStats, OperatorStats};
+use crate::worker::feed::FeedAhead;
 
 /// Rows of a record, and records.
 const ROWS: u64 = 30;
@@ -28,6 +32,10 @@ struct Fed {
 
 impl Fed {
     async fn new(exec: ExecOptions) -> Fed {
+        Fed::with(exec, |_| {}).await
+    }
+
+    async fn with(exec: ExecOptions, set: impl FnOnce(&mut Relation)) -> Fed {
         let c = Cluster::over(Profile::INSTANT, exec, |s| s.block_bytes = Some(256)).await;
         c.meta.changes.set(watch::Sender::new(0)).unwrap();
         let mut relation = relation(1, RelationKind::Table);
@@ -35,6 +43,7 @@ impl Fed {
         relation.primary_key = true;
         relation.on_conflict = OnConflict::Overwrite as i32;
         relation.options = numbers();
+        set(&mut relation);
         let version = JobVersion { epoch: c.meta.next_epoch().0, ..JobVersion::default() };
         let t = c.register(start_job(relation, version, Vec::new(), 1), None);
         c.start(t).await.unwrap();
@@ -176,11 +185,61 @@ async fn nothing_is_looked_up_ahead_while_no_lookup_asks_the_store() {
     let fed = Fed::new(reads_ahead(true)).await;
     for round in 1..=ROUNDS {
         fed.plan(round * ROWS).await;
+        assert_eq!(fed.read_ahead() > 0, round > 1, "rows are read ahead all the same");
         fed.fix(round * ROWS).await;
     }
     let table = fed.c.worker.shared.table(fed.t).await.unwrap();
     assert_eq!((table.cold_lookups(), table.looks_up_ahead()), (0, false));
+    // Every lookup ahead counts its keys, whatever becomes of it.
     assert_eq!(fed.connector().lookahead, LookaheadStats::default());
+}
+
+/// A deletion brings its key, and NULL where the table's rows have values.
+#[tokio::test(start_paused = true)]
+async fn deletions_that_bring_no_more_than_keys_are_announced_looked_up_ahead_and_enter() {
+    let fed = Fed::with(reads_ahead(false), |table| table.columns[1].nullable = false).await;
+    fed.forget().await;
+    let table = fed.c.worker.shared.table(fed.t).await.unwrap();
+    let relation = Meta(Arc::clone(&fed.c.meta)).relation(fed.t).unwrap();
+    let ahead = FeedAhead::new(&relation, table).unwrap();
+    // A row that is there goes, one that is not does not, and another comes.
+    let ids: ArrayRef = Arc::new(Int64Array::from(vec![1, -1, OLD]));
+    let values: ArrayRef = Arc::new(Int64Array::from(vec![None, None, Some(7)]));
+    let rows = RecordBatch::try_new(schema(), vec![ids, values]).unwrap();
+    let weights = Some(Int64Array::from(vec![-1, -1, 1]));
+    let batch = RawBatch {
+        rows: rows.clone(),
+        weights: weights.clone(),
+        after: 3,
+        position: None,
+        bad_rows: Vec::new(),
+        announced: None,
+        keys: KeysAhead::default(),
+    };
+    let followers = fed.c.worker.shared.changelogs.uncommitted();
+    let mut following = followers.follow(fed.t, vec![Place::Entry]);
+    assert!(ahead.announce(&batch).is_some());
+    let announced = following.next().await.unwrap();
+    let of_chunk = |chunk: &DeltaChunk| {
+        (0..chunk.num_rows()).map(|row| chunk.weight(row)).collect::<Vec<i64>>()
+    };
+    assert_eq!(announced.rows.iter().map(of_chunk).collect::<Vec<_>>(), [[-1, -1, 1]]);
+    let read = ahead.prefetch(rows.clone(), weights.clone(), KeysAhead::default());
+    read.expect("it reads the store").await;
+    let told = fed.connector().lookahead;
+    assert_eq!((told.hinted, told.prefetched, told.absent), (3, 3, 2), "{told:?}");
+    let statement = DmlStatement {
+        id: StatementId { frontend: 2, number: 1 },
+        delta: DeltaChunk::new(rows, weights),
+        kind: DmlKind::Feed { on_conflict: InsertConflict::Overwrite },
+        mark: None,
+        entered: EntryFlag::default(),
+        announced: None,
+    };
+    let done = fed.c.worker.apply_dml(fed.t, statement).await.unwrap();
+    assert_eq!(done.rows_affected, 2);
+    let left = (0..OLD).filter(|id| *id != 1).map(|id| (id, -1, 1));
+    assert_eq!(fed.c.rows(fed.t).await, left.chain([(OLD, 7, 1)]).collect::<Vec<Row>>());
 }
 
 /// What was read ahead of rows that the log fixes otherwise is thrown away, and they are read again.
