@@ -14,7 +14,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Where the store has answered nothing for so long it is asked something small: whoever has asked may have given up, or
 /// ask for much.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How long the answer to that is waited for.
+/// How long the answer to that is waited for. The leader judges nobody before an outage for all is over for longer than this
+/// and the rest of the way take (`store_waits` in millrace-meta).
 const ANSWER: Duration = Duration::from_secs(4);
 
 /// See the module. A process that asks the store nothing does not ask it for this.
