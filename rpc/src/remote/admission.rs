@@ -174,10 +174,18 @@ impl Admission {
         self.stopping.clone()
     }
 
-    /// Learns from a handshake of the term that its caller follows. Terms of other stores mean nothing here.
+    /// Learns from a handshake of the term that its caller follows. Terms of other stores mean nothing here, and builds
+    /// without ids do not say of which one theirs is.
     pub(super) fn meet<T>(&self, request: &Request<T>) -> Result<(), CallError> {
-        self.check_store(request.metadata(), true)?;
-        self.raise_term(number(request.metadata(), TERM)?);
+        let metadata = request.metadata();
+        self.check_store(metadata, true)?;
+        let may_be_ours = match self.store() {
+            Some(ours) => store_of(metadata)? == Some(ours),
+            None => number(metadata, PROTOCOL)? == u64::from(PROTOCOL_VERSION),
+        };
+        if may_be_ours {
+            self.raise_term(number(metadata, TERM)?);
+        }
         Ok(())
     }
 
