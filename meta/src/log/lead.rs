@@ -201,8 +201,14 @@ impl Lead {
         first.map(|first| self.env.since_boot().saturating_sub(first))
     }
 
-    /// The store is asked something small now.
+    /// A probe begins, after which the store is asked if it is not answered soon.
     fn begin_probe(&self) {
+        self.note_asked();
+        self.begun.notify_one();
+    }
+
+    /// The store is asked something small now.
+    fn note_asked(&self) {
         let now = self.env.since_boot();
         self.asked.lock().get_or_insert(now);
     }
@@ -241,7 +247,7 @@ impl Lead {
         let mut asked = FuturesUnordered::new();
         let mut pause = ASK_AGAIN;
         loop {
-            self.begin_probe();
+            self.note_asked();
             asked.push(self.store.answers(record));
             let answered = async {
                 while let Some(answers) = asked.next().await {
@@ -279,10 +285,11 @@ impl Lead {
         }
         // Not taken back where the reader gives up: the store has not answered it.
         self.begin_probe();
-        self.begun.notify_one();
         let _one = self.probing.lock().await;
         let mut pause = RETRY_MIN;
         while self.age() >= LEADER_LEASE {
+            // A question may have been answered since the last attempt began.
+            self.begin_probe();
             match self.probe().await {
                 Err(error @ MetaError::Store(_)) => {
                     warn!(%error, "cannot tell whether this server still leads, trying again");
