@@ -161,7 +161,7 @@ mod tests {
         let not_looked = [
             refused(SqlState::CANNOT_CONNECT_NOW),
             CallError::Fenced { incarnation: 7 },
-            CallError::OtherStore { peer: "m:1".to_owned(), ours: None, theirs: None },
+            CallError::OtherStore { peer: "m:1".to_owned(), ours: None, theirs: None, leads: true },
             CallError::Protocol { ours: 1, theirs: 2, build: "next".to_owned() },
             CallError::Malformed("no message".to_owned()),
             CallError::TooLarge("no message".to_owned()),

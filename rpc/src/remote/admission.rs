@@ -196,7 +196,8 @@ impl Admission {
         if theirs == Some(ours) || (theirs.is_none() && may_not_know) {
             return Ok(());
         }
-        let refused = CallError::OtherStore { peer: CALLER.to_owned(), ours: Some(ours), theirs };
+        let (peer, ours, leads) = (CALLER.to_owned(), Some(ours), self.leads());
+        let refused = CallError::OtherStore { peer, ours, theirs, leads };
         tracing::warn!(error = %refused, "a call was refused");
         Err(refused)
     }
