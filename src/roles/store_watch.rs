@@ -67,8 +67,12 @@ mod tests {
         drop(Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap());
         let log = LogFollower::open(store, EnvHandle::default()).await.unwrap();
         let watch = StoreWatch::start(Some(Arc::clone(&requests)), &Arc::new(log));
+        // What has opened the log is done.
+        tokio::time::sleep(LOOK).await;
+        let before = requests.stats();
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(watch.wait(), Duration::ZERO, "it was asked nothing");
+        assert_eq!(requests.stats(), before, "nobody asks it for this");
+        assert_eq!(watch.wait(), Duration::ZERO);
 
         sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
         let path = Path::from("nothing");
