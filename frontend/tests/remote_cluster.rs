@@ -29,6 +29,7 @@ use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, LivePart, MetaService,
 };
 use millrace_rpc::version::{StatementId, VersionEdit};
+use millrace_storage::sim::{Faults, Profile, RequestKind, SimStore};
 use millrace_storage::state_store::StoreOptions;
 use millrace_storage::{StateStore, VersionFollower};
 use object_store::memory::InMemory;
@@ -104,7 +105,10 @@ impl Sessions {
 
 impl Server {
     async fn start() -> Server {
-        let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        Server::on(Arc::new(InMemory::new())).await
+    }
+
+    async fn on(bucket: Arc<dyn ObjectStore>) -> Server {
         let meta = Meta::open(MetaOptions::new(Arc::clone(&bucket))).await.unwrap();
         let options = StoreOptions {
             // Slices are objects of their own.
@@ -406,6 +410,62 @@ fn the_log_tells_what_became_of_a_statement_without_an_answer() {
         let error = remote.error("INSERT INTO t VALUES (3)").await;
         assert_eq!(error.state.0, "08007", "{error:?}");
         assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
+    });
+}
+
+/// A server whose store takes no record, until it is told to.
+async fn takes_no_record(before: &str) -> (SimStore, Server, Sessions) {
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let server = Server::on(Arc::new(sim.clone())).await;
+    let remote = server.remote(2_000).await;
+    remote.rows(before).await;
+    let only = Some(RequestKind::Put);
+    sim.set_faults(Faults { hang: 1.0, only, ..Faults::default() });
+    (sim, server, remote)
+}
+
+fn takes_records(sim: &SimStore) {
+    sim.set_faults(Faults::default());
+    sim.answer_hung();
+}
+
+#[test]
+fn a_definition_that_is_cut_off_may_have_been_made() {
+    run(async {
+        let (sim, _server, remote) = takes_no_record("SELECT 1").await;
+        let error = remote.error("SET statement_timeout = '2s'; CREATE SCHEMA s").await;
+        assert_eq!(error.state.0, "08007", "{error:?}");
+        takes_records(&sim);
+        let error = remote.error("CREATE SCHEMA s").await;
+        assert_eq!(error.state.0, "42P06", "it has been made: {error:?}");
+    });
+}
+
+#[test]
+fn a_view_whose_creation_is_cut_off_goes_when_it_has_come() {
+    run(async {
+        // Its job runs, and has nothing to commit.
+        let before = "CREATE TABLE t (id bigint); INSERT INTO t VALUES (1); SELECT id FROM t";
+        let (sim, server, remote) = takes_no_record(before).await;
+        let is_asked_for = async {
+            while server.meta.append_stats().waiting.is_zero() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            _ = remote.rows("CREATE MATERIALIZED VIEW v AS SELECT id FROM t") => {
+                panic!("no record is taken");
+            }
+            () = is_asked_for => {}
+        }
+        takes_records(&sim);
+        // Its record comes after that of the view, which has been there then.
+        remote.rows("CREATE TABLE u (id bigint)").await;
+        let id = |name| server.meta.catalog().by_name("public", name).map(|r| r.id);
+        assert_eq!(id("u").unwrap(), id("t").unwrap() + 2);
+        while id("v").is_some() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     });
 }
 

@@ -32,9 +32,10 @@ use crate::log::LogStore;
 use crate::operator::check_worker;
 use crate::placement;
 use crate::processes::Process;
-use crate::read::{prove_lead, shutting_down};
+use crate::read::shutting_down;
 use crate::shared::Shared;
 use crate::state::MetaState;
+use crate::store_waits::StoreWaits;
 use crate::stream::Sender;
 
 /// Between looks for processes that are lost.
@@ -45,9 +46,6 @@ const PLANS: usize = 4;
 pub const SILENT: Duration = Duration::from_secs(3);
 /// A look that comes later than this after the last one: this process itself has stood still.
 const LATE: Duration = Duration::from_secs(3);
-
-/// How long the object store may take to answer this process before another one is fenced that it does not answer.
-const STORE_ANSWER: Duration = Duration::from_secs(1);
 
 /// How long a statement waits for a compute process while there is none.
 pub const COMPUTE_WAIT: Duration = Duration::from_secs(15);
@@ -358,14 +356,17 @@ impl Cluster {
         self.settle().await
     }
 
-    /// Fences the processes that are lost, and does what else is left to do.
-    async fn fence_lost(&self) -> Result<(), SqlError> {
-        let without_store = match self.says_without_store() {
-            says if says.is_empty() => says,
-            // Else the fence would wait with this process, and be late.
-            says => prove_lead(&self.shared, STORE_ANSWER).await.map_or(Vec::new(), |()| says),
-        };
+    /// Fences the processes that are lost, or that this look has found without the store, and does what else is left to do.
+    async fn fence_lost(
+        &self,
+        waits: &mut StoreWaits,
+        mut without_store: Vec<u64>,
+    ) -> Result<(), SqlError> {
         let _one = self.turn.lock().await;
+        if !without_store.is_empty() {
+            // The turn may have been long in coming.
+            without_store = waits.look(&self.shared).await;
+        }
         if !without_store.is_empty() {
             warn!(incarnations = ?without_store, "the object store has not answered processes for too long");
             self.append(Entry::FenceProcess(FenceProcess { incarnations: without_store })).await?;
@@ -401,12 +402,6 @@ impl Cluster {
         let own = self.shared.incarnation.get();
         let mut new = state.processes.live().iter().filter(|(id, _)| !known.contains(id));
         new.any(|(id, p)| own != Some(id) && !self.doubted.holds(&p.registration.address))
-    }
-
-    /// The processes whose jobs another one can run, because the object store answers that one alone, as they say.
-    fn says_without_store(&self) -> Vec<u64> {
-        let state = self.shared.state.read();
-        self.shared.members.without_store(&state.processes, self.shared.env.now())
     }
 
     fn lost(&self) -> Vec<u64> {
@@ -523,7 +518,7 @@ impl Cluster {
     }
 
     async fn look_for_lost(self: Arc<Cluster>) {
-        let mut looked = self.shared.env.now();
+        let (mut looked, mut waits) = (self.shared.env.now(), StoreWaits::default());
         loop {
             tokio::time::sleep(LOOK).await;
             let now = self.shared.env.now();
@@ -534,10 +529,11 @@ impl Cluster {
             looked = now;
             let (lost, number) = (self.lost(), self.shared.state.read().number);
             let is_settled = *self.settled.lock() == number && !self.has_come();
-            if lost.is_empty() && self.says_without_store().is_empty() && is_settled {
+            let without_store = waits.look(&self.shared).await;
+            if lost.is_empty() && without_store.is_empty() && is_settled {
                 continue;
             }
-            if let Err(error) = self.fence_lost().await {
+            if let Err(error) = self.fence_lost(&mut waits, without_store).await {
                 warn!(%error, "not all that processes need was done, trying again");
             }
         }

@@ -13,6 +13,11 @@ pub enum MetaError {
     /// Another process leads this store now. Nothing more is acknowledged here.
     #[error("another server (term {term}) has taken over this object store")]
     Deposed { term: u64 },
+    /// The same, and the entry's record was written: who leads now knows whether it counts.
+    #[error(
+        "another server (term {term}) has taken over this object store, and may have what was written last"
+    )]
+    Unconfirmed { term: u64 },
     /// The log has gone on since this process decided to lead: it does not.
     #[error("another record came before this process could lead")]
     Overtaken,
@@ -64,7 +69,9 @@ impl From<object_store::Error> for MetaError {
 impl From<MetaError> for SqlError {
     fn from(e: MetaError) -> SqlError {
         let state = match &e {
-            MetaError::Deposed { .. } | MetaError::Closed => SqlState::ADMIN_SHUTDOWN,
+            MetaError::Deposed { .. } | MetaError::Unconfirmed { .. } | MetaError::Closed => {
+                SqlState::ADMIN_SHUTDOWN
+            }
             MetaError::Overtaken => SqlState::SERIALIZATION_FAILURE,
             MetaError::Unsuitable(_) | MetaError::Newer { .. } => SqlState::FEATURE_NOT_SUPPORTED,
             MetaError::Store(_) => SqlState::IO_ERROR,

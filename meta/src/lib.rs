@@ -73,6 +73,7 @@ mod shared;
 mod source;
 pub mod state;
 pub mod status;
+mod store_waits;
 mod stream;
 #[cfg(test)]
 mod tests;

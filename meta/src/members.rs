@@ -18,8 +18,7 @@ pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
 /// So is one that tells of itself and has been reached by no call for so long, while another process has, or that the
 /// object store has not answered for so long, while it answers another one.
 pub const CUT_OFF: Duration = Duration::from_secs(12);
-/// What a process has said of the object store no longer ago than this counts, and one that says that it has waited for
-/// less is answered.
+/// What a process has said of the object store no longer ago than this counts.
 const RECENT: Duration = Duration::from_secs(3);
 
 /// How the leader's calls of a process have gone.
@@ -187,9 +186,8 @@ impl Members {
         live.filter(|id| since(id).is_some_and(&others_answer)).collect()
     }
 
-    /// The live compute processes that have said lately that the object store has not answered them for longer than
-    /// [`CUT_OFF`], while it answers another one: their jobs can do better there.
-    pub fn without_store(&self, processes: &Processes, now: Instant) -> Vec<u64> {
+    /// For how long the object store has not answered the live compute processes, as those say that have said it lately.
+    pub fn store_waits(&self, processes: &Processes, now: Instant) -> Vec<(u64, Duration)> {
         let contacts = self.0.lock();
         let wait_of = |id: &u64| {
             let contact = contacts.get(id)?;
@@ -198,12 +196,7 @@ impl Members {
         };
         let live = processes.live().iter();
         let computes = live.filter(|(_, p)| has_role(&p.registration, ProcessRole::Compute));
-        let waits: Vec<(u64, Duration)> =
-            computes.filter_map(|(id, _)| Some((*id, wait_of(id)?))).collect();
-        if !waits.iter().any(|(_, wait)| *wait < RECENT) {
-            return Vec::new();
-        }
-        waits.into_iter().filter(|(_, wait)| *wait > CUT_OFF).map(|(id, _)| id).collect()
+        computes.filter_map(|(id, _)| Some((*id, wait_of(id)?))).collect()
     }
 
     /// The lowest epoch that some process reads; `None`: nothing is known to be read.

@@ -65,7 +65,8 @@ pub enum CallError {
     /// The processes work on different object stores. `None`: that one has read of none, because there is no log, or none
     /// that has an id.
     #[error("{}", works_elsewhere(peer, *ours, *theirs))]
-    OtherStore { peer: String, ours: Option<StoreId>, theirs: Option<StoreId> },
+    /// `leads`: whether that one leads a cluster there.
+    OtherStore { peer: String, ours: Option<StoreId>, theirs: Option<StoreId>, leads: bool },
     /// The record stream goes on elsewhere.
     #[error("the record stream has a gap: record {next} is the next one")]
     Gap { next: u64 },
@@ -125,11 +126,12 @@ impl CallError {
                 Reason::Protocol(proto::ProtocolMismatch { protocol: ours, build: BUILD.into() }),
             ),
             // As above: what is ours is theirs to the caller.
-            CallError::OtherStore { ours, theirs, .. } => (
+            CallError::OtherStore { ours, theirs, leads, .. } => (
                 Code::FailedPrecondition,
                 Reason::OtherStore(proto::OtherStore {
                     caller: bytes_of(theirs),
                     called: bytes_of(ours),
+                    leads,
                 }),
             ),
             CallError::Gap { next } => (Code::OutOfRange, Reason::Gap(proto::StreamGap { next })),
@@ -250,6 +252,7 @@ fn refused(peer: &str, reason: Option<Reason>) -> CallError {
             peer: peer.to_owned(),
             ours: StoreId::from_bytes(&o.caller),
             theirs: StoreId::from_bytes(&o.called),
+            leads: o.leads,
         },
         Some(Reason::NotLeader(n)) => CallError::NotLeader { leader: n.leader, term: n.term },
         Some(Reason::Gap(g)) => CallError::Gap { next: g.next },

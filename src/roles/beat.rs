@@ -30,7 +30,7 @@ const LOG_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the leader is told for that the process ends.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// Runs until it is dropped, or the process is told that it is fenced, or that the leader works on another object store.
+/// Runs until it is dropped, or the process is told that it is fenced.
 pub struct Beat {
     meta: Arc<RemoteMeta>,
     incarnation: u64,
@@ -60,6 +60,7 @@ impl Beat {
             lookups,
             usage,
             ending: ending.clone(),
+            period: PERIOD,
         };
         let watched = watch(Arc::clone(&link.lease), ending);
         let tasks = [tokio::spawn(beating.run()), tokio::spawn(watched)];
@@ -95,10 +96,6 @@ async fn watch(lease: Arc<ReadLease>, ending: Ending) {
     }
 }
 
-/// Heartbeats that a leader of another store refuses before the process ends. The leader's address may be another one's by
-/// now, and a successor needs some seconds to be found.
-const STRANGERS: u32 = 15;
-
 struct Beating {
     meta: Arc<RemoteMeta>,
     admission: Arc<Admission>,
@@ -110,13 +107,14 @@ struct Beating {
     lookups: Lookups,
     usage: UsageSource,
     ending: Ending,
+    period: Duration,
 }
 
 impl Beating {
     async fn run(self) {
-        let mut ticks = tokio::time::interval(PERIOD);
+        let mut ticks = tokio::time::interval(self.period);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut record, mut is_lost, mut strangers) = (0, false, 0);
+        let (mut record, mut is_lost) = (0, false);
         loop {
             ticks.tick().await;
             let names = self.given_up.take(NAMES);
@@ -136,19 +134,15 @@ impl Beating {
                     self.admission.hear_leader();
                     self.lease.renew(began);
                     record = at;
-                    (is_lost, strangers) = (false, 0);
+                    is_lost = false;
                 }
                 Err(CallError::Fenced { incarnation }) => {
                     self.ending.end(format!("process {incarnation} has been fenced"));
                     return;
                 }
-                // It is another leader's address by now, or the bucket is another one's.
-                Err(error @ CallError::OtherStore { .. }) if strangers >= STRANGERS => {
-                    self.ending.end(error.to_string());
-                    return;
-                }
+                // One that works on another store has the address of a leader of ours, with whom this process has
+                // registered: whoever leads now is being looked for.
                 Err(error) => {
-                    strangers += u32::from(matches!(error, CallError::OtherStore { .. }));
                     // Told again with the next one. Lookups that are counted twice do no harm.
                     self.given_up.add(names);
                     self.lookups.put_back(lookups);
@@ -164,5 +158,51 @@ impl Beating {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_meta::LogFollower;
+    use millrace_rpc::remote::{CallLimits, Identity, Peer};
+    use millrace_rpc::store_id::StoreId;
+    use object_store::memory::InMemory;
+    use tokio::sync::mpsc;
+
+    use super::super::leader::tests::stranger;
+    use super::*;
+
+    /// The process has registered with a leader of its own store, which had the address before.
+    #[tokio::test]
+    async fn a_stranger_at_the_leader_s_address_ends_no_process() {
+        let address = stranger(true).await;
+        let identity = Arc::new(Identity::follower());
+        identity.set_store(StoreId::new(1, 1));
+        let peer = Peer::new(&address, identity, CallLimits::default()).unwrap();
+        let env = EnvHandle::default();
+        let log = LogFollower::open(Arc::new(InMemory::new()), env.clone()).await.unwrap();
+        let (beats, mut beaten) = mpsc::unbounded_channel();
+        let ending = Ending::default();
+        let beating = Beating {
+            meta: Arc::new(RemoteMeta::new(peer)),
+            admission: Arc::default(),
+            incarnation: 7,
+            lease: Arc::new(ReadLease::unregistered(Arc::new(log), env.clone())),
+            env,
+            given_up: Arc::default(),
+            told: Box::new(move |_| {
+                let _ = beats.send(());
+                Heartbeat::default()
+            }),
+            lookups: Lookups::default(),
+            usage: UsageSource::default(),
+            ending: ending.clone(),
+            period: Duration::from_millis(1),
+        };
+        let _beating = AbortOnDropHandle::new(tokio::spawn(beating.run()));
+        for _ in 0..50 {
+            beaten.recv().await.expect("it goes on");
+        }
+        assert!(!ending.token.is_cancelled());
     }
 }

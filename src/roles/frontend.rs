@@ -19,7 +19,7 @@ use millrace_frontend::other_sessions::tell_sessions;
 use millrace_frontend::remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 use millrace_frontend::server::Shared;
 use millrace_frontend::{Frontend, FrontendConfig, FrontendError, Incarnation};
-use millrace_meta::LogFollower;
+use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
@@ -121,7 +121,7 @@ impl FrontendProcess {
             routes: Arc::new(Routes::new(Arc::clone(&log), identity)),
             env: overrides.env.clone(),
             settings: Default::default(),
-            lease: Some(lease),
+            lease: Some(Arc::clone(&lease)),
         });
         let apart = overrides.threads == Threads::Apart;
         let own_secret = OwnSecret::default();
@@ -175,7 +175,7 @@ impl FrontendProcess {
         };
         let serving =
             tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
-        let metrics = metrics_of(&incarnation).with(
+        let metrics = metrics_of(&incarnation, lease).with(
             "millrace_log_record",
             "gauge",
             "The last record of the log that is known here.",
@@ -283,12 +283,17 @@ fn learn_secret(log: &LogFollower, own: &OwnSecret) {
     }
 }
 
-/// Of a frontend that is well when it has registered.
-fn metrics_of(incarnation: &Incarnation) -> Metrics {
-    let (own, registered) = (incarnation.clone(), incarnation.clone());
+/// Of a frontend that is well when it has registered and has read the log since.
+fn metrics_of(incarnation: &Incarnation, lease: Arc<ReadLease>) -> Metrics {
+    let (own, given) = (incarnation.clone(), incarnation.clone());
     Metrics::of("frontend", move || own.get()).with_health(move || {
-        let why = "not registered yet: no meta process leads, or it cannot be reached";
-        (!registered.is_given()).then(|| why.to_owned())
+        let why = match lease.is_registered() {
+            false => "not registered yet: no meta process leads, or it cannot be reached",
+            true => {
+                "registered, and the log has not been read since: the object store may not answer"
+            }
+        };
+        (!given.is_given()).then(|| why.to_owned())
     })
 }
 

@@ -52,28 +52,44 @@ impl Asker {
         peer.handshake().await
     }
 
+    /// Those that answer, by address, and why the others do not.
+    pub async fn answers(
+        &self,
+        addresses: &BTreeSet<String>,
+    ) -> (BTreeMap<String, Handshake>, BTreeMap<String, CallError>) {
+        let answers =
+            addresses.iter().map(|address| async move { (address, self.ask(address).await) });
+        let (mut there, mut failed) = (BTreeMap::new(), BTreeMap::new());
+        for (address, answer) in join_all(answers).await {
+            match answer {
+                Ok(handshake) => _ = there.insert(address.clone(), handshake),
+                Err(error) => _ = failed.insert(address.clone(), error),
+            }
+        }
+        (there, failed)
+    }
+
     /// Those that answer, by address. Why one of them does not where nobody does.
     pub async fn ask_all(
         &self,
         addresses: &BTreeSet<String>,
     ) -> Result<BTreeMap<String, Handshake>, CallError> {
-        let answers =
-            addresses.iter().map(|address| async move { (address, self.ask(address).await) });
-        let (mut there, mut refused) = (BTreeMap::new(), None);
-        for (address, answer) in join_all(answers).await {
-            match answer {
-                Ok(handshake) => _ = there.insert(address.clone(), handshake),
-                Err(error @ (CallError::Protocol { .. } | CallError::OtherStore { .. })) => {
-                    refused = Some(error);
-                }
-                Err(error) => refused = refused.or(Some(error)),
-            }
-        }
-        match refused {
+        let (there, failed) = self.answers(addresses).await;
+        match telling(failed.into_values()) {
             Some(error) if there.is_empty() => Err(error),
             _ => Ok(there),
         }
     }
+}
+
+/// The error that says most, the first of those that say as much.
+fn telling(errors: impl Iterator<Item = CallError>) -> Option<CallError> {
+    errors.min_by_key(|error| match error {
+        CallError::OtherStore { leads: true, .. } => 0,
+        CallError::Protocol { .. } => 1,
+        CallError::OtherStore { .. } => 2,
+        _ => 3,
+    })
 }
 
 /// Has the process at this address, which led before, learn from a handshake of the term of `identity`, if it answers: it
@@ -128,7 +144,8 @@ impl LeaderSearch {
     }
 
     /// Looks once. Who leads, if somebody does: calls go there from now on. An error if nobody answers, or
-    /// who leads works on another store than this process, as far as that has read its log.
+    /// who leads works on another store than this process, as far as that has read its log. What is at an address that only
+    /// the log names may belong to another cluster by now: it says nothing.
     pub async fn look(&self) -> Result<Option<Found>, CallError> {
         let mut asked: BTreeSet<String> = self.metas.iter().cloned().collect();
         asked.extend(self.log.read(|state| {
@@ -136,18 +153,25 @@ impl LeaderSearch {
             let metas = live.filter(|p| has_role(p, ProcessRole::Meta) && p.roles.len() == 1);
             metas.map(|p| p.address.clone()).filter(|a| !a.is_empty()).collect::<Vec<_>>()
         }));
-        let mut there = self.asker.ask_all(&asked).await?;
+        let is_old = |address: &String| asked.contains(address) && !self.metas.contains(address);
+        let (mut there, mut failed) = self.asker.answers(&asked).await;
+        if there.is_empty() {
+            failed.retain(|address, _| !is_old(address));
+            return telling(failed.into_values()).map_or(Ok(None), Err);
+        }
         let named = there.values().map(|said| said.leader.clone());
         let named: BTreeSet<String> =
             named.filter(|leader| !leader.is_empty() && !asked.contains(leader)).collect();
         there.extend(self.asker.ask_all(&named).await.unwrap_or_default());
-        let leading = there.into_iter().filter(|(_, said)| said.leads);
-        let Some((address, said)) = leading.max_by_key(|(_, said)| said.term) else {
+        let ours = self.identity.store();
+        let is_elsewhere = |said: &Handshake| said.store.is_some() && said.store != ours;
+        there.retain(|address, said| said.leads && !(is_elsewhere(said) && is_old(address)));
+        let Some((address, said)) = there.into_iter().max_by_key(|(_, said)| said.term) else {
             return Ok(None);
         };
-        let ours = self.identity.store();
-        if said.store.is_some() && said.store != ours {
-            return Err(CallError::OtherStore { peer: address, ours, theirs: said.store });
+        if is_elsewhere(&said) {
+            let (peer, theirs, leads) = (address, said.store, true);
+            return Err(CallError::OtherStore { peer, ours, theirs, leads });
         }
         self.identity.raise_term(said.term);
         self.admission.raise_term(said.term);
@@ -194,11 +218,12 @@ impl LeaderSearch {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use millrace_common::EnvHandle;
     use millrace_meta::{Meta, MetaOptions};
     use millrace_rpc::control::{Heartbeat, MetaControl};
     use millrace_rpc::remote::{LeaderSlot, RemoteMeta, Server};
+    use millrace_rpc::store_id::StoreId;
     use object_store::ObjectStore;
     use object_store::memory::InMemory;
     use tokio::net::TcpListener;
@@ -216,6 +241,68 @@ mod tests {
         assert!(slot.set(Arc::clone(meta) as Arc<dyn MetaControl>).is_ok());
         tokio::spawn(Server::new(Arc::clone(&admission)).leader(slot).serve(listener));
         (admission, address)
+    }
+
+    /// A meta process of another cluster, which may lead it, and where it listens.
+    pub async fn stranger(leads: bool) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let admission = Arc::<Admission>::default();
+        admission.set_store(StoreId::new(7, 7));
+        if leads {
+            admission.lead(9);
+        }
+        tokio::spawn(Server::new(admission).leader(Arc::default()).serve(listener));
+        address
+    }
+
+    /// What a process finds that was told of these meta processes.
+    async fn look(
+        log: &Arc<LogFollower>,
+        metas: &[&str],
+        identity: Identity,
+    ) -> Result<Option<Found>, CallError> {
+        let identity = Arc::new(identity);
+        let peer = Peer::new(NOBODY, Arc::clone(&identity), LIMITS).unwrap();
+        let metas: Vec<String> = metas.iter().map(|meta| (*meta).to_owned()).collect();
+        LeaderSearch::new(&metas, log, &identity, &Arc::default(), &peer).look().await
+    }
+
+    /// Where nobody listens.
+    const NOBODY: &str = "127.0.0.1:1";
+
+    #[tokio::test]
+    async fn strangers_count_where_the_process_was_told_of_them_and_they_lead() {
+        let (address, stands_by) = (stranger(true).await, stranger(false).await);
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        // It had the address before.
+        let options = MetaOptions {
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            address: address.clone(),
+            ..MetaOptions::new(Arc::clone(&store))
+        };
+        drop(Meta::open(options).await.unwrap());
+        let log = LogFollower::open(store, EnvHandle::default()).await.unwrap();
+        let log = Arc::new(log);
+        let knows = || {
+            let identity = Identity::follower();
+            identity.set_store(log.store_id().unwrap());
+            identity
+        };
+        let of_log = look(&log, &[NOBODY], knows()).await;
+        assert!(matches!(of_log, Err(CallError::NotConnected { .. })), "{of_log:?}");
+        let of_log = look(&log, &[NOBODY], Identity::follower()).await;
+        assert!(matches!(of_log, Ok(None)), "{of_log:?}");
+        for identity in [knows(), Identity::follower()] {
+            let led = look(&log, &[NOBODY, address.as_str()], identity).await;
+            assert!(matches!(led, Err(CallError::OtherStore { leads: true, .. })), "{led:?}");
+        }
+        let stands_by = look(&log, &[stands_by.as_str()], knows()).await;
+        assert!(
+            matches!(stands_by, Err(CallError::OtherStore { leads: false, .. })),
+            "{stands_by:?}"
+        );
     }
 
     /// A process that follows the first of two that can lead, and neither hears of the second.

@@ -41,7 +41,7 @@ pub struct Link {
 
 impl Link {
     /// Registers the process with the leader, for which it waits as long as it takes. It is one of `metas`, or one that
-    /// they or the log name. Only meta processes of another protocol version are an error, and those that work on
+    /// they or the log name. Only meta processes of another protocol version are an error, and a leader that works on
     /// another object store: where this one has no log, nothing is begun there.
     pub async fn register(
         metas: &[String],
@@ -102,21 +102,26 @@ impl Joining {
             match self.try_register().await {
                 Ok((leader, incarnation)) => break (leader, incarnation, began),
                 Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
-                Err(error @ CallError::OtherStore { .. }) => match self.log.catch_up().await {
-                    // The log has begun since it was read, or was given its id.
-                    Ok(_) if tell_store(&self.log, &self.identity, &self.admission) => {}
-                    Ok(_) => return Err(refused(error)),
-                    Err(error) => {
-                        warn!(%error, "the log cannot be read, trying again");
-                        tokio::time::sleep(PAUSE).await;
+                Err(error @ CallError::OtherStore { leads: true, .. }) => {
+                    match self.log.catch_up().await {
+                        // The log has begun since it was read, or was given its id.
+                        Ok(_) if tell_store(&self.log, &self.identity, &self.admission) => {}
+                        Ok(_) => return Err(refused(error)),
+                        Err(error) => {
+                            warn!(%error, "the log cannot be read, trying again");
+                            tokio::time::sleep(PAUSE).await;
+                        }
                     }
-                },
+                }
                 Err(error) => {
                     if attempts % TOLD_EVERY == 0 {
                         let metas = &self.metas;
                         warn!(%error, ?metas, "a leader cannot be reached, trying again");
                     }
                     attempts += 1;
+                    if self.identity.store().is_none() && self.log.catch_up().await.is_ok() {
+                        tell_store(&self.log, &self.identity, &self.admission);
+                    }
                     if matches!(error, CallError::Sql(_)) {
                         // An answer that came too late may have been followed by a fence, which holds for this number.
                         self.process.nonce = self.env.random().max(1);
@@ -150,5 +155,52 @@ impl Joining {
                 Err(CallError::Unreachable { peer: leader.address, cause })
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_meta::{Meta, MetaOptions};
+    use millrace_rpc::remote::{LeaderSlot, Server};
+    use object_store::ObjectStore;
+    use object_store::memory::InMemory;
+    use tokio::net::TcpListener;
+
+    use super::super::leader::tests::stranger;
+    use super::super::peers::Peers;
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_stranger_that_does_not_lead_keeps_no_process_from_registering() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let options = MetaOptions { alone: false, ..MetaOptions::new(Arc::clone(&store)) };
+        let meta = Meta::open(options).await.unwrap();
+        let admission = Arc::<Admission>::default();
+        let connect = Peers {
+            identity: Arc::new(Identity::new(meta.term(), meta.incarnation())),
+            admission: Arc::clone(&admission),
+            fenced: Arc::default(),
+        };
+        meta.start_cluster(Arc::new(connect)).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metas = [stranger(false).await, listener.local_addr().unwrap().to_string()];
+        let env = EnvHandle::default();
+        let log = Arc::new(LogFollower::open(store, env.clone()).await.unwrap());
+        let contact = Contact { address: String::new(), tls: None };
+        let role = ProcessRole::Frontend;
+        let mut registering = std::pin::pin!(Link::register(&metas, role, &contact, &log, &env));
+        let early = tokio::time::timeout(PAUSE * 4, &mut registering).await;
+        assert!(early.is_err(), "it goes on to look for a leader");
+
+        admission.set_store(meta.store_id().unwrap());
+        admission.set_incarnation(meta.incarnation());
+        admission.lead(meta.term());
+        let slot = Arc::<LeaderSlot>::default();
+        assert!(slot.set(Arc::clone(&meta) as Arc<dyn MetaControl>).is_ok());
+        tokio::spawn(Server::new(admission).leader(slot).serve(listener));
+        let link = tokio::time::timeout(LIMIT, registering).await.unwrap().unwrap();
+        assert!(meta.read_state(|state| state.processes.is_live(link.incarnation)));
     }
 }

@@ -436,8 +436,10 @@ fn write_behind(meta: &Meta, text: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_rpc::log::RegisterProcess;
     use millrace_rpc::remote::{CallLimits, Handshake, Peer};
     use millrace_storage::sim::{Faults, Profile, SimStore};
+    use tokio::net::TcpListener;
 
     use super::super::{Auth, Role};
     use super::*;
@@ -461,6 +463,8 @@ mod tests {
             ..MetaOptions::new(Arc::clone(&store))
         };
         drop(Meta::open(before).await.unwrap());
+        // It answers nothing after the claim: the secret of the cluster is still to be logged then.
+        sim.set_faults_after("meta/log/", Faults { hang: 1.0, ..Faults::default() });
         let config = RoleConfig {
             role: Role::Meta,
             process: Config { listen: address.clone(), ..Config::embedded(dir.path()) },
@@ -483,11 +487,61 @@ mod tests {
                 }
             }
         };
-        let claimed = says(|said| said.incarnation != 0);
-        assert!(!tokio::time::timeout(LIMIT, claimed).await.unwrap().leads);
-        // The secret of the cluster is still to be logged.
-        sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
         let waits = says(|said| said.log_wait > Duration::from_secs(1));
-        assert!(!tokio::time::timeout(LIMIT, waits).await.unwrap().leads);
+        let said = tokio::time::timeout(LIMIT, waits).await.unwrap();
+        assert!(said.incarnation != 0 && !said.leads, "{said:?}");
+    }
+
+    /// Whether a leader need not wait for the lease of the one before, which has answered it. `has_led`: that one had said
+    /// that it leads. `another`: the log has one more that may lead.
+    async fn has_stopped_before(has_led: bool, another: bool, limit: Duration) -> bool {
+        let store: Arc<dyn ObjectStore> = Arc::new(SimStore::in_memory(Profile::INSTANT, 1));
+        let open = async || {
+            let options = MetaOptions {
+                alone: false,
+                roles: vec![ProcessRole::Meta],
+                ..MetaOptions::new(Arc::clone(&store))
+            };
+            Meta::open(options).await.unwrap()
+        };
+        let before = open().await;
+        if another {
+            let connect = Peers {
+                identity: Arc::default(),
+                admission: Arc::default(),
+                fenced: Arc::default(),
+            };
+            before.start_cluster(Arc::new(connect)).await.unwrap();
+            let roles = vec![ProcessRole::Meta as i32];
+            let other = RegisterProcess { nonce: 9, roles, address: "m:2".to_owned() };
+            before.register_process(other).await.unwrap();
+        }
+        let admission = Arc::<Admission>::default();
+        admission.lead(before.term());
+        admission.set_incarnation(before.incarnation());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let server = Server::new(Arc::clone(&admission)).leader(Arc::default());
+        let _serving = Serving::start(&admission, server, listener);
+        let meta = open().await;
+        assert_eq!(meta.predecessors().len(), 1 + usize::from(another));
+        let followed = Followed { incarnation: before.incarnation(), address, has_led };
+        let identity = Arc::new(Identity::new(meta.term(), meta.incarnation()));
+        let stopped = has_stopped(Some(followed), &meta, &identity);
+        let is_told = async {
+            while admission.leads() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, is_told).await.unwrap();
+        tokio::time::timeout(limit, stopped).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_lease_is_waited_for_unless_the_only_one_that_led_has_stopped() {
+        let soon = Duration::from_secs(1);
+        assert!(has_stopped_before(true, false, LIMIT).await);
+        assert!(!has_stopped_before(false, false, soon).await, "its own one may answer reads");
+        assert!(!has_stopped_before(true, true, soon).await, "the other one may answer reads");
     }
 }

@@ -155,17 +155,18 @@ impl Standby {
         Ok(())
     }
 
-    /// Why this process does not work on the store of the others, if one of them leads elsewhere, or all refuse it.
+    /// Why this process does not work on the store of the others: one of them leads elsewhere. One that does not lead and
+    /// refuses this process may be a stranger at an old address.
     async fn other_store(&self) -> Option<CallError> {
         let there = match self.asker.ask_all(&self.metas).await {
             Ok(there) => there,
-            Err(error @ CallError::OtherStore { .. }) => return Some(error),
+            Err(error @ CallError::OtherStore { leads: true, .. }) => return Some(error),
             Err(_) => return None,
         };
         let ours = self.identity.store();
         let mut leading = there.into_iter().filter(|(_, said)| said.leads);
         let (peer, said) = leading.find(|(_, said)| said.store.is_some() && said.store != ours)?;
-        Some(CallError::OtherStore { peer, ours, theirs: said.store })
+        Some(CallError::OtherStore { peer, ours, theirs: said.store, leads: true })
     }
 
     fn tell_store(&self) -> bool {
@@ -322,7 +323,27 @@ impl Standby {
 
 #[cfg(test)]
 mod tests {
+    use millrace_common::EnvHandle;
+    use millrace_meta::{Meta, MetaOptions};
+    use object_store::ObjectStore;
+    use object_store::memory::InMemory;
+
+    use super::super::leader::tests::stranger;
     use super::*;
+
+    #[tokio::test]
+    async fn a_stranger_keeps_a_meta_process_from_starting_only_where_it_leads() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        drop(Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap());
+        for leads in [false, true] {
+            let address = stranger(leads).await;
+            let log = LogFollower::open(Arc::clone(&store), EnvHandle::default()).await.unwrap();
+            let identity = Arc::new(Identity::follower());
+            let (admission, metas) = (Arc::default(), [address]);
+            let standby = Standby::new(log, identity, &admission, &metas, "m:1", Duration::ZERO);
+            assert_eq!(standby.refuse_other_store().await.is_err(), leads);
+        }
+    }
 
     #[test]
     fn who_was_deposed_does_not_take_its_own_address_for_a_proof() {

@@ -182,6 +182,8 @@ struct State {
     random: StdRng,
     stats: SimStats,
     faults: Faults,
+    /// What happens from the next put of an object below this prefix on.
+    faults_after: Option<(String, Faults)>,
     /// Longest chain that has ended.
     depth: u64,
     /// When the pipe is free again.
@@ -218,6 +220,7 @@ impl SimStore {
             random: StdRng::seed_from_u64(seed),
             stats: SimStats::default(),
             faults: Faults::default(),
+            faults_after: None,
             depth: 0,
             bandwidth_free: None,
             requests_free: None,
@@ -251,6 +254,11 @@ impl SimStore {
 
     pub fn set_faults(&self, faults: Faults) {
         self.state.lock().faults = faults;
+    }
+
+    /// The faults of the requests that begin when the next object below this prefix has been put.
+    pub fn set_faults_after(&self, prefix: &str, faults: Faults) {
+        self.state.lock().faults_after = Some((prefix.to_owned(), faults));
     }
 
     /// From now on reads wait for [`SimStore::release_reads`]; only those below `prefix` if given.
@@ -401,6 +409,15 @@ impl State {
         let hit = probability > 0.0 && self.random.random::<f64>() < probability;
         self.stats.faults += u64::from(hit);
         hit
+    }
+
+    /// An object has been put.
+    fn note_put(&mut self, location: &Path) {
+        let is_awaited =
+            |(prefix, _): &mut (String, Faults)| location.as_ref().starts_with(prefix.as_str());
+        if let Some((_, faults)) = self.faults_after.take_if(is_awaited) {
+            self.faults = faults;
+        }
     }
 
     fn fate(&mut self, kind: RequestKind) -> Fate {
@@ -561,7 +578,11 @@ impl ObjectStore for SimStore {
                 Err(refused())
             }
             // Creates are atomic in every store that passes the probe.
-            _ => self.inner.put_opts(location, payload, opts).await,
+            _ => {
+                let done = self.inner.put_opts(location, payload, opts).await?;
+                self.state.lock().note_put(location);
+                Ok(done)
+            }
         }
     }
 

@@ -241,7 +241,8 @@ impl Shared {
 
     fn add(&self, job: Arc<Job>) {
         self.stopped.write().remove(&job.id);
-        self.jobs.write().insert(job.id, job);
+        let before = self.jobs.write().insert(job.id, job);
+        debug_assert!(before.is_none(), "one that runs is taken off first");
         self.started.notify_waiters();
     }
 
@@ -288,6 +289,8 @@ impl ComputeService for Worker {
         self.shared.changelogs.close(id);
         let opening = self.shared.begin_opening(id, start.record).await;
         let opening = opening.ok_or_else(|| not_running(id))?;
+        // A call before this one may have added its job meanwhile. From now on it does not.
+        self.shared.remove(id, |_| true).await;
         let (horizon, commits) = (start.horizon, start.version.commits);
         let job = tokio::select! {
             biased;
@@ -299,11 +302,10 @@ impl ComputeService for Worker {
         if let Some(store) = &job.store {
             store.set_horizon(horizon);
         }
-        if !opening.is_current() {
+        if let Err(job) = opening.add(job) {
             job.stop().await;
             return Err(not_running(id));
         }
-        self.shared.add(job);
         Ok(())
     }
 

@@ -166,6 +166,17 @@ impl Opening<'_> {
         self.shared.stream.state.lock().opened_by(self.job, self.call).is_some()
     }
 
+    /// Adds the job that this call has started; it comes back where another call has begun to open it since.
+    pub fn add(&self, job: Arc<Job>) -> Result<(), Arc<Job>> {
+        // Locked: nobody begins to open it meanwhile.
+        let mut state = self.shared.stream.state.lock();
+        if state.opened_by(self.job, self.call).is_none() {
+            return Err(job);
+        }
+        self.shared.add(job);
+        Ok(())
+    }
+
     /// Completes when another call has begun to open the job.
     pub async fn superseded(&self) {
         loop {

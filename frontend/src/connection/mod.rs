@@ -317,8 +317,9 @@ impl Ending {
 
 /// Awaits under the statement's cancellation, its timeout and the client's presence. A panic, which may
 /// come from a library, is an error of the statement and leaves the connection. Once the statement's rows are on
-/// their way into the log nobody can say that it has not taken place: it ends as one of unknown outcome. `step` is the
-/// step that `work` does; work that runs nothing of a statement has one of its own ([`awaited`]).
+/// their way into the log, or a definition is, nobody can say that it has not taken place: it ends as one of
+/// unknown outcome. `step` is the step that `work` does; work that runs nothing of a statement has one of its
+/// own ([`awaited`]).
 pub(crate) async fn guarded<T>(
     gone: &CancellationToken,
     cancel: &CancellationToken,
@@ -341,7 +342,7 @@ pub(crate) async fn guarded<T>(
     };
     // The statement has been dropped. What that undoes is undone when the client hears of it.
     step.end().await;
-    Err(if step.entered().is_set() { uncertain(&ended) } else { ended })
+    Err(if step.may_be_done() { uncertain(&ended) } else { ended })
 }
 
 /// [`guarded`] for work that runs nothing of a statement: it reads rows that are computed elsewhere, or waits for the

@@ -50,7 +50,7 @@ pub async fn alter(
                     paused: Some(*paused),
                     ..AlterRelation::default()
                 };
-                session.cluster().alter_relation(change).await?;
+                session.step.define(session.cluster().alter_relation(change)).await?;
                 return Ok(tag);
             }
             (
@@ -70,7 +70,7 @@ pub async fn alter(
                 let parallelism = Some(parallelism(value)?);
                 let change =
                     AlterRelation { id: relation.id, parallelism, ..AlterRelation::default() };
-                session.cluster().alter_relation(change).await?;
+                session.step.define(session.cluster().alter_relation(change)).await?;
                 return Ok(tag);
             }
             _ => {}
@@ -118,7 +118,7 @@ async fn rebuild(
     relation: &Relation,
 ) -> Result<(), SqlError> {
     let id = RelationId(relation.id);
-    session.cluster().rebuild(id).await?;
+    session.step.define(session.cluster().rebuild(id)).await?;
     if kind == ObjectKind::Sink {
         let what = match relation
             .option("snapshot")

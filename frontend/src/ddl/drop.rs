@@ -123,7 +123,8 @@ async fn drop_with_dependants(
     if all.is_empty() {
         return Ok(());
     }
-    session.cluster().drop_relations(all.into_iter().map(RelationId).collect()).await
+    let all = all.into_iter().map(RelationId).collect();
+    session.step.define(session.cluster().drop_relations(all)).await
 }
 
 async fn drop_schemas(session: &mut Session, def: &Drop) -> Result<(), SqlError> {
@@ -150,7 +151,7 @@ async fn drop_schemas(session: &mut Session, def: &Drop) -> Result<(), SqlError>
             .with_hint("Use DROP ... CASCADE to drop the dependent objects too."));
         }
         drop_with_dependants(session, &snapshot, inside, true).await?;
-        session.cluster().drop_schema(&schema).await?;
+        session.step.define(session.cluster().drop_schema(&schema)).await?;
     }
     Ok(())
 }

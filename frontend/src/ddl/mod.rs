@@ -12,17 +12,15 @@ pub mod source;
 pub mod subscription;
 pub mod table;
 pub mod types;
+pub mod undo;
 pub mod user;
 pub mod view;
-
-use std::sync::Arc;
 
 use millrace_common::{RelationId, SqlError, SqlState, settings};
 use millrace_executor::options::{ExecOptions, JOB_OPTIONS};
 use millrace_planner::Statement;
 use millrace_planner::ast::{AlterAction, ObjectKind};
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
-use millrace_rpc::request::carried;
 use sqlparser::ast::ObjectName;
 use tokio_util::sync::CancellationToken;
 
@@ -31,7 +29,7 @@ use crate::cluster::JobRow;
 use crate::dml;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::{SYSTEM_SCHEMAS, fold};
-use crate::session::{Outcome, Session, Step};
+use crate::session::{Outcome, Session};
 
 /// The state of a sink that waits to be resumed.
 pub const PAUSED: &str = "paused";
@@ -68,7 +66,8 @@ pub async fn execute(
         }
         Statement::User(statement) => user::execute(session, statement).await?,
         Statement::AlterSystem { name, value } => {
-            session.cluster().set_setting(name, value.as_deref()).await?;
+            let set = session.cluster().set_setting(name, value.as_deref());
+            session.step.define(set).await?;
             "ALTER SYSTEM".to_owned()
         }
         Statement::Truncate { tables, .. } => {
@@ -111,7 +110,7 @@ async fn create_schema(
         }
         session.notice("NOTICE", SqlState::DUPLICATE_SCHEMA, format!("{message}, skipping"));
     } else {
-        session.cluster().create_schema(name).await?;
+        session.step.define(session.cluster().create_schema(name)).await?;
     }
     Ok("CREATE SCHEMA".to_owned())
 }
@@ -157,7 +156,7 @@ async fn cancel_jobs(session: &Session, ids: &[u32]) -> Result<String, SqlError>
         }
     }
     let ids = ids.iter().copied().map(RelationId).collect();
-    session.cluster().drop_relations(ids).await?;
+    session.step.define(session.cluster().drop_relations(ids)).await?;
     Ok("CANCEL JOBS".to_owned())
 }
 
@@ -213,12 +212,11 @@ pub async fn create_and_wait(
 ) -> Result<(), SqlError> {
     relation.options.extend(job_options(session)?);
     let background = session.settings.bool("background_ddl");
-    let cluster = session.cluster().clone();
-    let id = cluster.create_relation(relation, table_count, or_replace).await?;
     if background {
-        return Ok(());
+        let created = session.cluster().create_relation(relation, table_count, or_replace);
+        return session.step.define(created).await.map(drop);
     }
-    let undo = Undo::of(session, id);
+    let (id, undo) = undo::create(session, relation, table_count, or_replace).await?;
     wait_created(session, id, CancellationToken::new()).await?;
     undo.keep();
     Ok(())
@@ -245,46 +243,6 @@ fn check_sketch(options: &[OptionEntry]) -> Result<(), SqlError> {
         SqlError::new(SqlState::INVALID_PARAMETER_VALUE, misfit.to_string())
             .with_hint(misfit.hint())
     })
-}
-
-/// Drops a relation whose creation did not come to its end: Ctrl-C, time-out, a lost client.
-struct Undo {
-    cluster: Option<(Arc<dyn crate::cluster::Cluster>, RelationId)>,
-    /// For the log.
-    name: String,
-    /// Which step of its statement waits for that.
-    step: Arc<Step>,
-}
-
-impl Undo {
-    /// Of a relation that has just been created.
-    fn of(session: &Session, id: RelationId) -> Undo {
-        let cluster = session.cluster();
-        let name = cluster.catalog().by_id(id.0).map_or_else(|| id.to_string(), |r| r.label());
-        let cluster = Some((Arc::clone(cluster), id));
-        Undo { cluster, name, step: Arc::clone(&session.step) }
-    }
-
-    /// There is nothing to undo any more.
-    fn keep(mut self) {
-        self.cluster = None;
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        if let (Some((cluster, id)), Ok(handle)) =
-            (self.cluster.take(), tokio::runtime::Handle::try_current())
-        {
-            let name = std::mem::take(&mut self.name);
-            let undo = async move {
-                if let Err(e) = cluster.drop_relations(vec![id]).await {
-                    tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
-                }
-            };
-            self.step.undo(handle.spawn(carried(undo)));
-        }
-    }
 }
 
 #[cfg(test)]

@@ -153,14 +153,13 @@ pub async fn alter(
     let unchanged = AlterRelation { id: relation.id, ..AlterRelation::default() };
     match action {
         AlterAction::Pause(paused) => {
-            session
-                .cluster()
-                .alter_relation(AlterRelation { paused: Some(*paused), ..unchanged })
-                .await?;
+            let change = AlterRelation { paused: Some(*paused), ..unchanged };
+            session.step.define(session.cluster().alter_relation(change)).await?;
         }
         AlterAction::SetOptions(options) => {
             let options = changed_options(&relation, options)?;
-            session.cluster().alter_relation(AlterRelation { options, ..unchanged }).await?;
+            let change = AlterRelation { options, ..unchanged };
+            session.step.define(session.cluster().alter_relation(change)).await?;
         }
         _ => return Err(SqlError::unsupported(tag)),
     }

@@ -69,7 +69,7 @@ pub async fn create_subscription(
         owner: session.user.clone(),
         ..Relation::default()
     };
-    session.cluster().create_relation(relation, 0, false).await?;
+    session.step.define(session.cluster().create_relation(relation, 0, false)).await?;
     Ok(tag)
 }
 

@@ -10,7 +10,7 @@ use millrace_rpc::catalog::{
 };
 use sqlparser::ast::{ColumnDef, ColumnOption, DataType, Expr, IndexColumn, TableConstraint};
 
-use super::{Existing, Undo, check_name, generated, source};
+use super::{Existing, check_name, generated, source, undo};
 use crate::dml::rewrite;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -42,7 +42,8 @@ pub async fn create_table(
     if connector {
         source::check_table(session, &mut relation, def)?;
     }
-    session.cluster().create_relation(relation, 1, def.or_replace).await?;
+    let created = session.cluster().create_relation(relation, 1, def.or_replace);
+    session.step.define(created).await?;
     Ok("CREATE TABLE".to_owned())
 }
 
@@ -55,7 +56,8 @@ pub async fn create_source(
         return Ok("CREATE SOURCE".to_owned());
     };
     source::check_source(session, &mut relation)?;
-    session.cluster().create_relation(relation, 0, def.or_replace).await?;
+    let created = session.cluster().create_relation(relation, 0, def.or_replace);
+    session.step.define(created).await?;
     Ok("CREATE SOURCE".to_owned())
 }
 
@@ -100,11 +102,11 @@ async fn create_table_as(
         rewrite::quote_ident(&relation.schema),
         rewrite::quote_ident(&relation.name)
     );
-    let id = session.cluster().create_relation(relation, 1, false).await?;
     if !def.with_data {
+        session.step.define(session.cluster().create_relation(relation, 1, false)).await?;
         return Ok("CREATE TABLE AS".to_owned());
     }
-    let undo = Undo::of(session, id);
+    let (id, undo) = undo::create(session, relation, 1, false).await?;
     let insert = crate::statements::parse(&format!("INSERT INTO {target} {}", query.query))?;
     let filled = match insert.first().map(|s| &s.statement) {
         Some(millrace_planner::Statement::Sql(sql)) => crate::dml::execute(session, sql).await,

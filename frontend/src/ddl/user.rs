@@ -23,7 +23,7 @@ pub async fn execute(session: &mut Session, statement: &UserStatement) -> Result
                 return Ok("CREATE ROLE".to_owned());
             }
             let verifier = password.clone().flatten().map(|p| verifier_of(&p)).transpose()?;
-            session.cluster().set_user(&name, UserChange::Create, verifier).await?;
+            set(session, &name, UserChange::Create, verifier).await?;
             Ok("CREATE ROLE".to_owned())
         }
         UserStatement::Alter { name, password } => {
@@ -33,7 +33,7 @@ pub async fn execute(session: &mut Session, statement: &UserStatement) -> Result
             }
             if let Some(password) = password {
                 let verifier = password.as_deref().map(verifier_of).transpose()?;
-                session.cluster().set_user(&name, UserChange::Alter, verifier).await?;
+                set(session, &name, UserChange::Alter, verifier).await?;
             }
             Ok("ALTER ROLE".to_owned())
         }
@@ -56,7 +56,7 @@ pub async fn execute(session: &mut Session, statement: &UserStatement) -> Result
             }
             for name in &names {
                 if exists(session, name) {
-                    session.cluster().set_user(name, UserChange::Drop, None).await?;
+                    set(session, name, UserChange::Drop, None).await?;
                 } else {
                     let message = format!("role \"{name}\" does not exist, skipping");
                     session.notice("NOTICE", SqlState::UNDEFINED_OBJECT, message);
@@ -65,6 +65,15 @@ pub async fn execute(session: &mut Session, statement: &UserStatement) -> Result
             Ok("DROP ROLE".to_owned())
         }
     }
+}
+
+async fn set(
+    session: &Session,
+    name: &str,
+    change: UserChange,
+    verifier: Option<String>,
+) -> Result<(), SqlError> {
+    session.step.define(session.cluster().set_user(name, change, verifier)).await
 }
 
 fn exists(session: &Session, name: &str) -> bool {

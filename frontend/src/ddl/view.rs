@@ -65,7 +65,8 @@ pub async fn create_view(
         if let (true, Some(old)) = (replace, view.snapshot.get(&relation.schema, &relation.name)) {
             check_replaced(&old.columns, &columns)?;
         }
-        session.cluster().create_relation(Relation { columns, ..relation }, 0, replace).await?;
+        let relation = Relation { columns, ..relation };
+        session.step.define(session.cluster().create_relation(relation, 0, replace)).await?;
     }
     Ok(tag.to_owned())
 }

@@ -60,7 +60,7 @@ where
         match until {
             _ if is_open && is_late => until = Some(env.now() + LEADER_WAIT),
             Some(_) if is_open || is_gone(&error) => {}
-            Some(_) if is_too_early(&error) => return Err(unknown(&error)),
+            Some(_) if !has_looked(&error) => return Err(unknown(&error)),
             _ => return Err(error.into()),
         }
         if until.is_some_and(|until| env.now() + PAUSE >= until) {
@@ -79,9 +79,10 @@ fn is_open(error: &CallError) -> bool {
     }
 }
 
-/// Whether the leader has refused it before it came to its turn, which one that was sent before may still come to.
-fn is_too_early(error: &CallError) -> bool {
-    matches!(error, CallError::Sql(error) if error.state == SqlState::CANNOT_CONNECT_NOW)
+/// Whether a leader has looked whether it was made before, and has not made it. One that was refused otherwise, or before it
+/// came to its turn, may have been made by an earlier attempt, or may still be.
+fn has_looked(error: &CallError) -> bool {
+    matches!(error, CallError::Sql(error) if error.state != SqlState::CANNOT_CONNECT_NOW)
 }
 
 /// No leader that knows has answered.
@@ -157,8 +158,20 @@ mod tests {
             // Once at first, and every 100 ms of 15 s.
             assert!((140..=151).contains(&asked), "asked {asked} times");
         }
-        let early = vec![Err(unreachable()), Err(refused(SqlState::CANNOT_CONNECT_NOW))];
-        assert_eq!(comes_of(early).await, (unknown, 2));
+        let not_looked = [
+            refused(SqlState::CANNOT_CONNECT_NOW),
+            CallError::Fenced { incarnation: 7 },
+            CallError::OtherStore { peer: "m:1".to_owned(), ours: None, theirs: None, leads: true },
+            CallError::Protocol { ours: 1, theirs: 2, build: "next".to_owned() },
+            CallError::Malformed("no message".to_owned()),
+            CallError::TooLarge("no message".to_owned()),
+        ];
+        for refusal in not_looked {
+            let answers = vec![Err(unreachable()), Err(refusal.clone())];
+            let (came, asked) = comes_of(answers).await;
+            assert_eq!(came, unknown, "{refusal:?}");
+            assert_eq!(asked, 2, "{refusal:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -167,5 +180,7 @@ mod tests {
         assert_eq!(comes_of(vec![Err(no_leader()), Ok(MADE)]).await, (no_effect, 1));
         let early = vec![Err(refused(SqlState::CANNOT_CONNECT_NOW)), Ok(MADE)];
         assert_eq!(comes_of(early).await, (no_effect, 1));
+        let fenced = vec![Err(CallError::Fenced { incarnation: 7 }), Ok(MADE)];
+        assert_eq!(comes_of(fenced).await, (Err(SqlState::ADMIN_SHUTDOWN), 1));
     }
 }

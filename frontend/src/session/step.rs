@@ -1,10 +1,11 @@
 //! What a step of a statement and whoever awaits it tell each other.
 //!
 //! A connection awaits a statement in one or more steps (it is run, its rows are read, its COPY is finished), each of
-//! which may be cut off. The work of a step notes here what that end has to respect: rows that may be committed, work
-//! that undoes what has been done, and the memory of plans.
+//! which may be cut off. The work of a step notes here what that end has to respect: rows that may be committed,
+//! definitions that may be made, work that undoes what has been done, and the memory of plans.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millrace_common::SqlError;
@@ -22,6 +23,8 @@ const UNDO_WAIT: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct Step {
     entered: EntryFlag,
+    /// Whether a definition has been asked for and is not answered yet.
+    defining: AtomicBool,
     /// Work that outlives the step it belongs to.
     undoing: Mutex<Vec<JoinHandle<()>>>,
     /// The memory of its plans, once it has made one.
@@ -32,6 +35,19 @@ impl Step {
     /// Set when rows of the step have entered a table's open epoch.
     pub fn entered(&self) -> &EntryFlag {
         &self.entered
+    }
+
+    /// Makes a definition. Until that is answered nobody can say that it has not been made.
+    pub async fn define<T>(&self, definition: impl Future<Output = T>) -> T {
+        self.defining.store(true, Ordering::Release);
+        let answer = definition.await;
+        self.defining.store(false, Ordering::Release);
+        answer
+    }
+
+    /// Whether the statement may have taken place although it is cut off.
+    pub fn may_be_done(&self) -> bool {
+        self.entered.is_set() || self.defining.load(Ordering::Acquire)
     }
 
     /// Notes work that undoes what the step has done.

@@ -21,7 +21,7 @@ use crate::cluster::Cluster;
 use crate::copy::{CopyOut, Format};
 use crate::ddl::progress::wait_created;
 use crate::ddl::subscription::check_followable;
-use crate::ddl::view;
+use crate::ddl::{undo, view};
 use crate::query::catalog_view::fold;
 use crate::wire::Field;
 
@@ -239,8 +239,9 @@ impl Session {
         let cluster = self.cluster().clone();
         let tables = graph.tables.len().max(1) as u32;
         let name = format!("{}.{}", relation.schema, relation.name);
-        let id = cluster.create_relation(relation, tables, false).await?;
+        let (id, undo) = undo::create(self, relation, tables, false).await?;
         let guard = Ephemeral { cluster: cluster.clone(), id, name };
+        undo.keep();
         wait_created(self, id, CancellationToken::new()).await?;
         let created = cluster.catalog().by_id(id.0).cloned();
         let created = created.ok_or_else(|| {

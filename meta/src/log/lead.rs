@@ -33,10 +33,10 @@ use crate::state::MetaState;
 pub const LEADER_LEASE: Duration = Duration::from_secs(2);
 /// After so long an append, or a probe that was not answered, has the store asked.
 const ASK_AFTER: Duration = Duration::from_millis(500);
-/// The store is asked again after so long, and up to so long, while it answers nothing: a new request may get through where
-/// an earlier one does not.
+/// The store is asked again after so long while it answers nothing: a new request may get through where an earlier one does
+/// not. When an outage for all is over the leader is to know it before a standby that reads the log again claims the lead,
+/// 2 s later.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-const ASK_AGAIN_MOST: Duration = Duration::from_secs(4);
 /// An append that takes so long, several attempts, will not succeed here, whatever else the store answers.
 const STUCK: Duration = Duration::from_secs(20);
 
@@ -201,8 +201,14 @@ impl Lead {
         first.map(|first| self.env.since_boot().saturating_sub(first))
     }
 
-    /// The store is asked something small now.
+    /// A probe begins, after which the store is asked if it is not answered soon.
     fn begin_probe(&self) {
+        self.note_asked();
+        self.begun.notify_one();
+    }
+
+    /// The store is asked something small now.
+    fn note_asked(&self) {
         let now = self.env.since_boot();
         self.asked.lock().get_or_insert(now);
     }
@@ -239,9 +245,8 @@ impl Lead {
     async fn ask_store(&self) {
         let record = self.state.read().number;
         let mut asked = FuturesUnordered::new();
-        let mut pause = ASK_AGAIN;
         loop {
-            self.begin_probe();
+            self.note_asked();
             asked.push(self.store.answers(record));
             let answered = async {
                 while let Some(answers) = asked.next().await {
@@ -251,11 +256,10 @@ impl Lead {
                 }
                 std::future::pending().await
             };
-            if tokio::time::timeout(pause, answered).await.is_ok() {
+            if tokio::time::timeout(ASK_AGAIN, answered).await.is_ok() {
                 *self.asked.lock() = None;
                 return;
             }
-            pause = (pause * 2).min(ASK_AGAIN_MOST);
         }
     }
 
@@ -279,10 +283,11 @@ impl Lead {
         }
         // Not taken back where the reader gives up: the store has not answered it.
         self.begin_probe();
-        self.begun.notify_one();
         let _one = self.probing.lock().await;
         let mut pause = RETRY_MIN;
         while self.age() >= LEADER_LEASE {
+            // A question may have been answered since the last attempt began.
+            self.begin_probe();
             match self.probe().await {
                 Err(error @ MetaError::Store(_)) => {
                     warn!(%error, "cannot tell whether this server still leads, trying again");

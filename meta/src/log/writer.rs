@@ -4,7 +4,8 @@
 //! "already exists" and unknown outcomes are resolved by reading the record back. If the bytes are ours
 //! it happened; if another leader's record is there, it is folded, and the fold says whether we still
 //! lead. A deposed writer answers everything with [`MetaError::Deposed`]; entries whose record is in
-//! doubt are not answered before they are resolved.
+//! doubt are not answered before they are resolved, or with [`MetaError::Unconfirmed`] where a leader that
+//! came after it has to tell.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -351,7 +352,8 @@ impl Writer {
                 continue;
             }
             if silent || self.lead.is_silent() {
-                self.confirm_head(record.number, record.number - 1).await?;
+                let confirmed = self.confirm_head(record.number, record.number - 1).await;
+                confirmed.map_err(unconfirmed)?;
             }
             crash::point("meta-after-append");
             self.lead.proven(began);
@@ -480,10 +482,22 @@ impl Writer {
     }
 }
 
+/// Of an entry whose record was written: that it has had no effect is not known.
+fn unconfirmed(error: MetaError) -> MetaError {
+    match error {
+        MetaError::Deposed { term } => MetaError::Unconfirmed { term },
+        other => other,
+    }
+}
+
 /// Nothing is acknowledged from here on.
 fn close(reason: &MetaError, deposed: &watch::Sender<Option<MetaError>>) {
     error!(%reason, "the log is closed");
-    deposed.send_replace(Some(reason.clone()));
+    // For those whose entries were not written.
+    deposed.send_replace(Some(match reason {
+        MetaError::Unconfirmed { term } => MetaError::Deposed { term: *term },
+        other => other.clone(),
+    }));
 }
 
 /// Who waits for each entry of a record, by its position there.

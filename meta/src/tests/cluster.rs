@@ -30,9 +30,9 @@ use crate::options::MetaOptions;
 use crate::state::MetaState;
 
 /// All processes are one fake worker, whose jobs are those of the newest generation.
-struct Connections {
-    worker: Arc<Fake>,
-    fenced: Arc<Mutex<Vec<u64>>>,
+pub struct Connections {
+    pub worker: Arc<Fake>,
+    pub fenced: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Connect for Connections {
@@ -532,36 +532,6 @@ impl TwoPlaces {
 
     fn is_live(&self, incarnation: u64) -> bool {
         self.meta.state_for_tests().processes.is_live(incarnation)
-    }
-}
-
-/// From now on this process tells that the object store has not answered it for so long.
-fn waits(meta: &Arc<Meta>, incarnation: u64, store_wait_ms: u64) -> AbortOnDropHandle<()> {
-    let meta = Arc::clone(meta);
-    AbortOnDropHandle::new(tokio::spawn(async move {
-        let heartbeat = || Heartbeat { incarnation, store_wait_ms, ..Heartbeat::default() };
-        while meta.beat(heartbeat()).await.is_ok() {
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-    }))
-}
-
-/// It would go on to wait for what it cannot have.
-#[tokio::test(start_paused = true)]
-async fn a_process_that_the_store_does_not_answer_is_fenced_where_it_answers_another() {
-    let cases = [([13_000, 0], false), ([11_000, 0], true), ([13_000, 4_000], true)];
-    for (store_waits, stays) in cases {
-        let (cluster, _) = leader(&TestStore::new()).await;
-        let meta = &cluster.meta;
-        let first = registered(meta, process(1, ProcessRole::Compute, "a:1")).await;
-        let second = registered(meta, process(2, ProcessRole::Compute, "b:1")).await;
-        // What another role says is no reason to move jobs to it.
-        let frontend = registered(meta, process(3, ProcessRole::Frontend, "f:1")).await;
-        let _beats = [(first, store_waits[0]), (second, store_waits[1]), (frontend, 0)]
-            .map(|(incarnation, wait)| waits(meta, incarnation, wait));
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        let is_live = |id| meta.state_for_tests().processes.is_live(id);
-        assert_eq!((is_live(first), is_live(second)), (stays, true), "{store_waits:?}");
     }
 }
 

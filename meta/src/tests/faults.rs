@@ -167,11 +167,32 @@ async fn readers_that_give_up_do_not_hide_that_the_store_does_not_answer() {
         assert!(tokio::time::timeout(patience, leader.prove_lead(|_| {})).await.is_err());
         assert!(leader.store_wait() >= patience * n, "since the first of them");
     }
-    // It learns by itself that the store answers again.
+    // It learns by itself that the store answers again, before another one would claim the lead.
     sim.set_faults(Faults::default());
-    tokio::time::sleep(Duration::from_secs(5)).await;
-    assert_eq!(leader.store_wait(), Duration::ZERO);
+    assert_eq!(told_after(&leader, Duration::from_millis(1_300)).await, Duration::ZERO);
     leader.prove_lead(|_| {}).await.unwrap();
+}
+
+/// One connection may hang while others are answered: from the next attempt on it counts again.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_goes_on_asking_does_not_hide_that_the_store_does_not_answer() {
+    let sim = SimStore::in_memory(Profile::S3, 1);
+    let leader = lead(&wrapped(&sim), 1).await;
+    tokio::time::sleep(LEADER_LEASE).await;
+    sim.set_faults(HANG);
+    let proving = tokio::spawn({
+        let leader = leader.clone();
+        async move { leader.prove_lead(|_| {}).await }
+    });
+    assert!(told_after(&leader, Duration::from_millis(400)).await > Duration::ZERO);
+    sim.set_faults(Faults::default());
+    let told = told_after(&leader, Duration::from_millis(600)).await;
+    assert_eq!(told, Duration::ZERO, "a question was answered");
+    sim.set_faults(HANG);
+    // The reader's first attempt ends after 10 s.
+    assert!(told_after(&leader, Duration::from_secs(15)).await > Duration::from_secs(5));
+    sim.set_faults(Faults::default());
+    proving.await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_common::EnvHandle;
+use millrace_common::{EnvHandle, SqlError, SqlState};
+use millrace_rpc::call_error::LEADS_NO_LONGER;
 use millrace_rpc::log::{CreateSchema, Entry, LogRecord, SetSetting};
 use parking_lot::RwLock;
 
@@ -271,7 +272,26 @@ async fn an_append_after_a_long_silence_counts_only_at_the_head() {
     log_store.delete(vec![next.1.location]).await;
     tokio::time::advance(Duration::from_secs(40_000)).await;
     let late = first.log.append(set("c", "1")).await;
-    assert!(matches!(late, Err(MetaError::Deposed { .. })), "{late:?}");
+    assert!(matches!(late, Err(MetaError::Unconfirmed { .. })), "{late:?}");
+}
+
+/// After a long silence a record that counts cannot be told from one that does not.
+#[tokio::test(start_paused = true)]
+async fn what_was_written_before_another_leader_is_not_told_as_without_effect() {
+    let store = TestStore::new();
+    let first = lead(&store, 1).await;
+    tokio::time::advance(Duration::from_secs(40_000)).await;
+    store.inject(Fault::HangAfterSuccess);
+    let succeed = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        lead(&store, 2).await
+    };
+    let (late, _second) = tokio::join!(first.log.append(set("a", "1")), succeed);
+    let told = SqlError::from(late.unwrap_err());
+    assert_eq!(told.state, SqlState::ADMIN_SHUTDOWN);
+    assert_ne!(told.routine, Some(LEADS_NO_LONGER), "{told:?}");
+    assert!(reread(&store).await.settings.contains_key("a"));
+    assert!(matches!(first.log.append(set("b", "1")).await, Err(MetaError::Deposed { .. })));
 }
 
 #[tokio::test(start_paused = true)]

@@ -26,6 +26,7 @@ pub mod simulation;
 mod sources;
 mod store;
 mod store_id;
+mod store_waits;
 mod stream;
 mod takeover;
 

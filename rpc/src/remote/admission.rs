@@ -1,13 +1,14 @@
 //! Which calls a process takes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
 use tonic::{Request, Status};
 
 use super::tls::Tls;
@@ -16,6 +17,10 @@ use crate::store_id::StoreId;
 
 /// Whom an error names that refuses a call: its address is not known.
 const CALLER: &str = "the process that calls";
+/// How long the log says nothing more of refused calls of one store.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+/// Stores that this is kept of at a time.
+const MOST_STORES: usize = 100;
 
 /// Names in a call's metadata: protocol version and build of the caller, the term of the leader that it follows, its
 /// incarnation, and that of the process that it means to call (0: whoever is there).
@@ -58,6 +63,8 @@ pub struct Admission {
     leader: RwLock<Known>,
     /// That of the log that this process reads; `None`: it has read of none.
     store: RwLock<Option<StoreId>>,
+    /// The stores whose calls were refused, and when the log was told so last. `None`: callers that know of none.
+    refused: Mutex<BTreeMap<Option<StoreId>, Instant>>,
     fenced: RwLock<BTreeSet<u64>>,
     stopping: CancellationToken,
     /// How callers prove who they are. `None`: they need not.
@@ -174,36 +181,59 @@ impl Admission {
         self.stopping.clone()
     }
 
-    /// Learns from a handshake of the term that its caller follows. Terms of other stores mean nothing here.
+    /// Learns from a handshake of the term that its caller follows. Terms of other stores mean nothing here, and builds
+    /// without ids do not say of which one theirs is.
     pub(super) fn meet<T>(&self, request: &Request<T>) -> Result<(), CallError> {
-        self.check_store(request.metadata(), true)?;
-        self.raise_term(number(request.metadata(), TERM)?);
+        let metadata = request.metadata();
+        self.check_store(request, true)?;
+        let may_be_ours = match self.store() {
+            Some(ours) => store_of(metadata)? == Some(ours),
+            None => number(metadata, PROTOCOL)? == u64::from(PROTOCOL_VERSION),
+        };
+        if may_be_ours {
+            self.raise_term(number(metadata, TERM)?);
+        }
         Ok(())
     }
 
     /// Refuses a caller that works on another store. `may_not_know`: not one that has read of none.
-    fn check_store(&self, metadata: &MetadataMap, may_not_know: bool) -> Result<(), CallError> {
+    fn check_store<T>(&self, request: &Request<T>, may_not_know: bool) -> Result<(), CallError> {
         let Some(ours) = self.store() else { return Ok(()) };
-        let theirs = store_of(metadata)?;
+        let theirs = store_of(request.metadata())?;
         if theirs == Some(ours) || (theirs.is_none() && may_not_know) {
             return Ok(());
         }
-        let refused = CallError::OtherStore { peer: CALLER.to_owned(), ours: Some(ours), theirs };
-        tracing::warn!(error = %refused, "a call was refused");
+        let (peer, ours, leads) = (CALLER.to_owned(), Some(ours), self.leads());
+        let refused = CallError::OtherStore { peer, ours, theirs, leads };
+        if self.is_news(theirs) {
+            tracing::warn!(from = address_of(request), error = %refused, "a call was refused");
+        }
         Err(refused)
+    }
+
+    /// Whether the log has not been told for a while that calls of this store are refused. It is told now.
+    fn is_news(&self, store: Option<StoreId>) -> bool {
+        let mut refused = self.refused.lock();
+        refused.retain(|_, told| told.elapsed() < TELL_AGAIN);
+        if refused.len() >= MOST_STORES || refused.contains_key(&store) {
+            return false;
+        }
+        refused.insert(store, Instant::now());
+        true
     }
 
     /// Takes a call, or says what its caller is behind of.
     pub(super) fn admit<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
-        self.check(request.metadata(), true).map_err(CallError::into_status)
+        self.check(request, true).map_err(CallError::into_status)
     }
 
     /// The same for calls of processes that have no incarnation and follow no leader yet.
     pub(super) fn admit_newcomer<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
-        self.check(request.metadata(), false).map_err(CallError::into_status)
+        self.check(request, false).map_err(CallError::into_status)
     }
 
-    fn check(&self, metadata: &MetadataMap, follows: bool) -> Result<Caller, CallError> {
+    fn check<T>(&self, request: &Request<T>, follows: bool) -> Result<Caller, CallError> {
+        let metadata = request.metadata();
         let theirs = number(metadata, PROTOCOL)?;
         if theirs != u64::from(PROTOCOL_VERSION) {
             let build = metadata.get(CALLER_BUILD).and_then(|b| b.to_str().ok());
@@ -212,7 +242,7 @@ impl Admission {
             return Err(CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build });
         }
         // Who registers takes part from then on; an operator's program works on no store.
-        self.check_store(metadata, follows)?;
+        self.check_store(request, follows)?;
         let (term, incarnation) = (number(metadata, TERM)?, number(metadata, INCARNATION)?);
         let (target, own) = (number(metadata, TARGET)?, self.incarnation());
         if self.fenced.read().contains(&incarnation) {
@@ -231,6 +261,14 @@ impl Admission {
     }
 }
 
+/// Where a call comes from, for the log.
+fn address_of<T>(request: &Request<T>) -> String {
+    let tls =
+        || request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr();
+    let address = request.remote_addr().or_else(tls);
+    address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
+}
+
 fn store_of(metadata: &MetadataMap) -> Result<Option<StoreId>, CallError> {
     let Some(value) = metadata.get(STORE) else { return Ok(None) };
     let id = value.to_str().ok().and_then(|text| text.parse().ok());
@@ -241,4 +279,20 @@ fn number(metadata: &MetadataMap, name: &'static str) -> Result<u64, CallError> 
     let Some(value) = metadata.get(name) else { return Ok(0) };
     let number = value.to_str().ok().and_then(|text| text.parse().ok());
     number.ok_or_else(|| CallError::Malformed(format!("{name} is not a number")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_calls_of_a_store_are_told_of_once_a_minute() {
+        let admission = Admission::default();
+        let one = Some(StoreId::new(1, 2));
+        assert!(admission.is_news(one));
+        assert!(!admission.is_news(one));
+        assert!(admission.is_news(None), "they are others");
+        tokio::time::advance(TELL_AGAIN).await;
+        assert!(admission.is_news(one));
+    }
 }

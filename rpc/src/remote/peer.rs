@@ -269,7 +269,8 @@ impl Peer {
         let (ours, store) = (self.identity.store(), StoreId::from_bytes(&answer.store_id));
         if ours.is_some() && store.is_some() && ours != store {
             let peer = self.address().to_string();
-            return Err(CallError::OtherStore { peer, ours, theirs: store });
+            let leads = answer.leads;
+            return Err(CallError::OtherStore { peer, ours, theirs: store, leads });
         }
         Ok(Handshake {
             build: answer.build,

@@ -140,6 +140,35 @@ async fn processes_of_different_stores_refuse_each_other() {
     assert_eq!(admission.term(), 9);
 }
 
+#[tokio::test]
+async fn a_handshake_that_does_not_say_of_which_store_it_is_deposes_nobody() {
+    let admission = Arc::new(Admission::default());
+    let (_fake, address) = serve(Arc::clone(&admission)).await;
+    let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await;
+    let mut client = NodeClient::new(channel.unwrap());
+    let before = PROTOCOL_VERSION - 1;
+    let mut of_before = async || {
+        let request = proto::HandshakeRequest { protocol: before, build: "before".into() };
+        let mut request = tonic::Request::new(request);
+        request.metadata_mut().insert("millrace-protocol", before.into());
+        request.metadata_mut().insert("millrace-term", 9u64.into());
+        client.handshake(request).await.unwrap_err();
+        admission.term()
+    };
+    assert_eq!(of_before().await, 0);
+    let ours = StoreId::new(1, 2);
+    admission.set_store(ours);
+    assert_eq!(of_before().await, 0);
+
+    let identity = Arc::new(Identity::new(9, 20));
+    let peer = peer(&address, Arc::clone(&identity));
+    peer.handshake().await.unwrap();
+    assert_eq!(admission.term(), 0, "nor of this build");
+    identity.set_store(ours);
+    peer.handshake().await.unwrap();
+    assert_eq!(admission.term(), 9);
+}
+
 /// A process that may lead, and where it listens.
 async fn may_lead(admission: &Arc<Admission>) -> (Arc<LeaderSlot>, String) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

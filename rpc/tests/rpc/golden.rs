@@ -107,7 +107,8 @@ fn golden_requests_of_each_service() {
     let refusal = proto::NotLeader { leader: "m".into(), term: 300 };
     let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::NotLeader(refusal)) };
     assert_eq!(hex(&refusal), "3a06".to_owned() + "0a016d" + "10ac02");
-    let refusal = proto::OtherStore { caller: vec![7].into(), called: vec![8].into() };
+    let (caller, called) = (vec![7].into(), vec![8].into());
+    let refusal = proto::OtherStore { caller, called, leads: true };
     let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::OtherStore(refusal)) };
-    assert_eq!(hex(&refusal), "4206".to_owned() + "0a0107" + "120108");
+    assert_eq!(hex(&refusal), "4208".to_owned() + "0a0107" + "120108" + "1801");
 }

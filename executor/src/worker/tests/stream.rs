@@ -155,6 +155,24 @@ async fn a_call_that_gives_up_does_not_end_the_opening_of_another() {
     assert_eq!(c.store.job(t).unwrap().stats().tables[0].disk_runs, 1);
 }
 
+#[tokio::test]
+async fn what_a_call_has_started_is_not_added_when_another_opens_the_job() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    c.insert(t, (0..100).map(|i| (i, i))).await;
+    let (shared, record) = (&c.worker.shared, c.meta.log.lock().len() as u64);
+    let asked = StartJob { record, ..c.meta.jobs.lock()[&t].start.clone() };
+    shared.remove(t, |_| true).await;
+    let first = shared.begin_opening(t, record).await.unwrap();
+    let job = start::start(shared, asked.clone()).await.unwrap();
+    let second = shared.begin_opening(t, record).await.unwrap();
+    let Err(job) = first.add(job) else { panic!("it was overtaken") };
+    job.stop().await;
+    assert!(shared.job(t).is_none());
+    let job = start::start(shared, asked).await.unwrap();
+    assert!(second.add(job).is_ok());
+    assert!(shared.job(t).is_some_and(|job| !job.is_stopped()));
+}
+
 /// What the version has that a job is opened from need not be applied to it, whatever is sent late.
 #[tokio::test]
 async fn what_is_acknowledged_while_a_job_is_opened_is_not_taken_back() {
