@@ -7,7 +7,7 @@ use futures::future::try_join_all;
 use tokio_postgres::{Client, NoTls, Statement};
 
 use super::operators::{NO_PLACE, places};
-use super::queries::{Keys, Query};
+use super::queries::{Keys, Query, Row};
 use super::world::{Running, World};
 use crate::nexmark::connect;
 
@@ -24,20 +24,30 @@ const MOST_BUDGETS: u32 = 3;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Connections that insert rows.
-pub struct Sessions(Vec<(Client, Statement)>);
+pub struct Sessions(Vec<Session>);
+
+pub struct Session {
+    client: Client,
+    keys: Keys,
+    /// Inserts one row.
+    one: Statement,
+    /// Inserts the rows from a number to another.
+    several: Statement,
+}
 
 impl Sessions {
     pub async fn open(keys: &Keys, running: &Running, count: usize) -> Result<Sessions, String> {
         let sql = Query::insert(keys, "$1::bigint", "$2::bigint");
         let open = || async {
             let client = connect(running.server.address.port()).await?;
-            let statement = client.prepare(&sql).await.map_err(|e| told(&e))?;
-            Ok::<_, String>((client, statement))
+            let one = client.prepare(Query::INSERT_ROW).await.map_err(|e| told(&e))?;
+            let several = client.prepare(&sql).await.map_err(|e| told(&e))?;
+            Ok::<_, String>(Session { client, keys: *keys, one, several })
         };
         Ok(Sessions(try_join_all((0..count.max(1)).map(|_| open())).await?))
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &(Client, Statement)> {
+    pub fn iter(&self) -> impl Iterator<Item = &Session> {
         self.0.iter()
     }
 }
@@ -46,10 +56,16 @@ fn told(error: &tokio_postgres::Error) -> String {
     error.as_db_error().map_or_else(|| error.to_string(), |db| db.to_string())
 }
 
-pub async fn insert(session: &(Client, Statement), first: u64, rows: u64) -> Result<(), String> {
-    let (client, statement) = session;
-    let last = (first + rows) as i64 - 1;
-    client.execute(statement, &[&(first as i64), &last]).await.map_err(|e| told(&e))?;
+pub async fn insert(session: &Session, first: u64, rows: u64) -> Result<(), String> {
+    let Session { client, keys, one, several } = session;
+    if rows == 1 {
+        let Row { id, keys: [a, b, c, d, e], price, time, pad } = &Row::new(keys, first);
+        client.execute(one, &[id, a, b, c, d, e, price, time, pad]).await
+    } else {
+        let last = (first + rows) as i64 - 1;
+        client.execute(several, &[&(first as i64), &last]).await
+    }
+    .map_err(|e| told(&e))?;
     Ok(())
 }
 
