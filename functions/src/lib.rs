@@ -25,7 +25,6 @@ pub mod extract;
 pub mod frame;
 pub mod framed;
 pub mod greatest_least;
-pub mod in_list;
 pub mod interrupt;
 mod interruptible_aggregates;
 pub mod jsonb;
@@ -145,7 +144,6 @@ fn own_scalars() -> Vec<Arc<ScalarUDF>> {
         canonical::canonical(),
         byte_order::order_key(),
         each_row::each_row(),
-        in_list::in_list(),
     ]);
     all.extend(call::defs().values().cloned());
     all

@@ -2,23 +2,20 @@
 //! both have.
 //!
 //! It compares items as expressions: of columns it finds none in both lists, and of NULL it does not know that it may be
-//! equal to any. And it makes `x NOT IN (1) OR x NOT IN (2)` true, which is NULL for an x that is. What is
-//! merged well are conditions of a filter with constants: they keep the same rows whether they are false or NULL. Lists
-//! anywhere else that meet another of the same value become calls ([`in_list`]), which nothing merges.
+//! equal to any. And it makes `x NOT IN (1) OR x NOT IN (2)` true, which is NULL for an x that is. So lists that meet another
+//! of the same value are arguments of a function while the rule runs ([`each_row`]): each is simplified for itself.
 
-use std::sync::Arc;
-
-use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
-use datafusion::common::{DFSchema, Result};
-use datafusion::logical_expr::expr::InList;
+use datafusion::common::Result;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::logical_expr::expr::{InList, ScalarFunction};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
-use datafusion::logical_expr::utils::{merge_schema, split_conjunction};
-use datafusion::logical_expr::{Expr, ExprSchemable, LogicalPlan, Operator};
+use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator};
 use datafusion::optimizer::optimizer::ApplyOrder;
 use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
-use millrace_common::collections::HashMap;
-use millrace_functions::in_list::in_list;
-use millrace_functions::tree::Walk;
+use millrace_common::collections::HashSet;
+use millrace_functions::each_row::each_row;
+use millrace_functions::quantified::compare_any;
+use millrace_functions::tree::{Walk, WalkPlan};
 
 use super::Rule;
 
@@ -40,100 +37,137 @@ impl OptimizerRule for ApartLists {
         plan: LogicalPlan,
         config: &dyn OptimizerConfig,
     ) -> Result<Transformed<LogicalPlan>> {
-        let apart = kept_apart(plan)?;
-        let done = self.0.rewrite(apart.data, config)?;
-        Ok(Transformed::new_transformed(done.data, apart.transformed || done.transformed))
+        if !has_pairs(&plan)? {
+            return self.0.rewrite(plan, config);
+        }
+        let apart = changed(plan, kept)?.data;
+        let done = self.0.rewrite(apart, config)?.data;
+        // The rule may put a node above this one, or below.
+        Ok(Transformed::yes(
+            done.rewrite_up_with_subqueries(|node| changed(node, no_longer_kept))?.data,
+        ))
     }
 }
 
-fn kept_apart(plan: LogicalPlan) -> Result<Transformed<LogicalPlan>> {
-    let filters = filters(&plan);
-    let mut some = false;
-    plan.apply_expressions(|e| {
-        some |= meet(e, filters)?;
-        Ok(if some { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
-    })?;
-    // A scan has no lists of values that it does not compare with columns of its own.
-    if !some {
-        return Ok(Transformed::no(plan));
-    }
-    let schema = match &plan {
-        LogicalPlan::TableScan(scan) => Arc::new(DFSchema::try_from_qualified_schema(
-            scan.table_name.clone(),
-            &scan.source.schema(),
-        )?),
-        plan => Arc::new(merge_schema(&plan.inputs())),
-    };
-    let names = NamePreserver::new(&plan);
-    plan.map_expressions(|e| {
-        if !meet(&e, filters)? {
-            return Ok(Transformed::no(e));
-        }
+/// Changes a node's expressions, which keep their names.
+fn changed(
+    node: LogicalPlan,
+    change: fn(Expr) -> Result<Transformed<Expr>>,
+) -> Result<Transformed<LogicalPlan>> {
+    let names = NamePreserver::new(&node);
+    let one = |e: Expr| {
         let name = names.save(&e);
-        let called = with_calls(e, filters, &schema)?;
-        Ok(called.update_data(|e| name.restore(e)))
+        Ok(e.rewrite_up(change)?.update_data(|e| name.restore(e)))
+    };
+    node.map_expressions(|e| match e {
+        // Not its name counts, but those of what it groups by.
+        Expr::GroupingSet(_) => e.map_children(one),
+        e => one(e),
     })
 }
 
-/// Whether a node's expressions are conditions that its rows have to meet.
-fn filters(plan: &LogicalPlan) -> bool {
-    matches!(plan, LogicalPlan::Filter(_) | LogicalPlan::TableScan(_))
+/// Whether an expression of a node has lists of the same value.
+fn has_pairs(node: &LogicalPlan) -> Result<bool> {
+    let mut found = false;
+    node.apply_expressions(|e| {
+        found = meet(e)?;
+        Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    Ok(found)
 }
 
-/// Whether lists of an expression compare the same value, one of which must not be merged with others.
-fn meet(e: &Expr, filters: bool) -> Result<bool> {
-    // By value: how many lists there are, and whether all of them are merged well.
-    let mut met: HashMap<&Expr, (usize, bool)> = HashMap::default();
-    let conditions = if filters { split_conjunction(e) } else { vec![e] };
-    for condition in conditions {
-        let fits = |list: &InList| filters && is_list(condition, list) && is_constant(list);
-        condition.walk(|e| {
-            if let Expr::InList(list) = e {
-                let (count, fit) = met.entry(list.expr.as_ref()).or_insert((0, true));
-                *count += 1;
-                *fit &= fits(list);
+fn meet(e: &Expr) -> Result<bool> {
+    let (mut seen, mut twice) = (HashSet::default(), false);
+    e.walk(|e| {
+        let (value, next) = match e {
+            Expr::InList(list) => (Some(list.expr.as_ref()), TreeNodeRecursion::Continue),
+            Expr::ScalarFunction(call) => (any_of(call), TreeNodeRecursion::Continue),
+            // The rule makes one list of it.
+            Expr::BinaryExpr(BinaryExpr { op: Operator::Or, .. }) => match compared(e) {
+                Some(value) => (Some(value), TreeNodeRecursion::Jump),
+                None => (None, TreeNodeRecursion::Continue),
+            },
+            _ => (None, TreeNodeRecursion::Continue),
+        };
+        twice |= value.is_some_and(|value| !seen.insert(without_casts(value)));
+        Ok(if twice { TreeNodeRecursion::Stop } else { next })
+    })?;
+    Ok(twice)
+}
+
+/// The rule takes casts from a value and puts them into the constants of its list.
+fn without_casts(mut value: &Expr) -> &Expr {
+    loop {
+        value = match value {
+            Expr::Cast(cast) => &cast.expr,
+            Expr::TryCast(cast) => &cast.expr,
+            value => return value,
+        };
+    }
+}
+
+/// The one column that alternatives compare with constants.
+fn compared(e: &Expr) -> Option<&Expr> {
+    let (mut column, mut parts) = (None, vec![e]);
+    while let Some(part) = parts.pop() {
+        if let Expr::BinaryExpr(BinaryExpr { left, op: Operator::Or, right }) = part {
+            parts.extend([left.as_ref(), right.as_ref()]);
+            continue;
+        }
+        let other = equal_to(part)?;
+        if *column.get_or_insert(other) != other {
+            return None;
+        }
+    }
+    column
+}
+
+/// The column that is compared with constants.
+fn equal_to(e: &Expr) -> Option<&Expr> {
+    let value = match e {
+        Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) => {
+            match (left.as_ref(), right.as_ref()) {
+                (value, Expr::Literal(..)) | (Expr::Literal(..), value) => value,
+                _ => return None,
             }
-            Ok(TreeNodeRecursion::Continue)
-        })?;
-    }
-    Ok(met.values().any(|(count, fit)| *count > 1 && !fit))
-}
-
-fn is_list(condition: &Expr, list: &InList) -> bool {
-    matches!(condition, Expr::InList(l) if std::ptr::eq(l, list))
-}
-
-fn is_constant(list: &InList) -> bool {
-    list.list.iter().all(|item| matches!(item, Expr::Literal(value, _) if !value.is_null()))
-}
-
-/// Calls instead of lists, but of conditions that are merged well.
-fn with_calls(e: Expr, filters: bool, schema: &DFSchema) -> Result<Transformed<Expr>> {
-    if filters && matches!(&e, Expr::InList(list) if is_constant(list)) {
-        return Ok(Transformed::no(e));
-    }
-    if filters && let Expr::BinaryExpr(both) = e {
-        if both.op != Operator::And {
-            return all_called(Expr::BinaryExpr(both), schema);
         }
-        let [left, right] = [*both.left, *both.right].map(|e| with_calls(e, filters, schema));
-        let (left, right) = (left?, right?);
-        let transformed = left.transformed || right.transformed;
-        return Ok(Transformed::new_transformed(left.data.and(right.data), transformed));
-    }
-    all_called(e, schema)
+        Expr::InList(InList { expr, negated: false, .. }) => expr.as_ref(),
+        _ => return None,
+    };
+    matches!(value, Expr::Column(_)).then_some(value)
 }
 
-fn all_called(e: Expr, schema: &DFSchema) -> Result<Transformed<Expr>> {
-    e.rewrite_up(|e| match e {
-        // Nothing is compared by a call that the call cannot compare.
-        Expr::InList(list) if !list.expr.get_type(schema)?.is_nested() => {
-            let args = [vec![*list.expr], list.list].concat();
-            let call = in_list().call(args);
-            Ok(Transformed::yes(if list.negated { !call } else { call }))
-        }
-        e => Ok(Transformed::no(e)),
+/// Lists, and what the rule makes a list, as arguments.
+fn kept(e: Expr) -> Result<Transformed<Expr>> {
+    let is_list = match &e {
+        Expr::InList(_) => true,
+        Expr::ScalarFunction(call) => any_of(call).is_some(),
+        Expr::BinaryExpr(BinaryExpr { op: Operator::Or, .. }) => compared(&e).is_some(),
+        _ => false,
+    };
+    Ok(match is_list {
+        true => Transformed::yes(each_row().call(vec![e])),
+        false => Transformed::no(e),
     })
+}
+
+fn no_longer_kept(e: Expr) -> Result<Transformed<Expr>> {
+    Ok(match e {
+        Expr::ScalarFunction(ScalarFunction { func, mut args })
+            if func == each_row() && args.len() == 1 =>
+        {
+            Transformed::yes(args.remove(0))
+        }
+        e => Transformed::no(e),
+    })
+}
+
+/// The value of `value = ANY (array)`, which becomes a list.
+fn any_of(call: &ScalarFunction) -> Option<&Expr> {
+    match call.args.as_slice() {
+        [_, value, _] if call.func == compare_any() => Some(value),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -170,8 +204,38 @@ mod tests {
         assert_eq!(rows(&format!("{value} FROM {V} WHERE id = 4")), ["t"]);
     }
 
+    /// The rule makes lists of them itself.
     #[test]
-    fn conditions_with_constants_are_merged() {
+    fn alternatives_and_arrays_are_lists() {
+        assert_eq!(found("(x = 1 OR x = 5) AND x IN (a, b)"), ["1", "2"]);
+        assert!(found("x NOT IN (a, b, c, d) AND (x = 5 OR x = 6)").is_empty());
+        assert_eq!(found("x = ANY (ARRAY[a, b]) AND x = ANY (ARRAY[c, d])"), ["1", "2"]);
+        assert_eq!(found("x IN (a, b) AND x = ANY (ARRAY[c, d])"), ["1", "2"]);
+        assert!(found("x = ANY ('{1,5}') AND x <> ALL ('{3,NULL}')").is_empty());
+        let two = "(x = 1 OR x = 2) AND (x = 3 OR x = 4)";
+        assert_eq!(found(&format!("NOT ({two})")), ["1", "2", "3"]);
+        let inner = format!("SELECT * FROM {V} WHERE x IN (a, b, c, d)");
+        let both = format!("SELECT id FROM ({inner}) AS s WHERE x IN (1, 5) ORDER BY id");
+        assert_eq!(rows(&both), ["1", "2"]);
+    }
+
+    /// The rule takes the cast away.
+    #[test]
+    fn a_cast_value_is_the_same() {
+        let lists = "x NOT IN (1::bigint, 2, 3, 4) OR x NOT IN (6, 7, 8, 9)";
+        let sql = format!("SELECT id FROM (SELECT id, x::int AS x FROM {V}) AS s WHERE {lists}");
+        assert_eq!(rows(&format!("{sql} ORDER BY id")), ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn groups_by_lists_stay_groups() {
+        let lists = "x IN (a, b) AND x IN (c, d)";
+        let sql = format!("SELECT count(*) FROM {V} WHERE x > 0 GROUP BY ROLLUP ({lists})");
+        assert_eq!(rows(&format!("{sql} ORDER BY 1")), ["1", "2", "3"]);
+    }
+
+    #[test]
+    fn conditions_with_constants_hold() {
         assert_eq!(found("x IN (1, 2, 3, 4, 5) AND x IN (5, 6, 7, 8)"), ["1"]);
         assert_eq!(found("x IN (1, 2, 3, 4, 5) AND x NOT IN (5, 6, 7, 8)"), ["2", "3"]);
     }

@@ -9,6 +9,6 @@ pub mod ast;
 pub mod plan;
 
 #[cfg(test)]
-pub(super) mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Rewrites of the logical plan, between `SqlToRel` and the optimiser: what PostgreSQL means and DataFusion
 //! does not, for batch and views alike.
 
-use datafusion::common::tree_node::{Transformed, TreeNodeRecursion};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{DFSchema, Result as PlanResult};
 use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::utils::merge_schema;
@@ -82,10 +82,15 @@ pub fn change_expressions(
         }
         let schema = merge_schema(&node.inputs());
         let names = NamePreserver::new(&node);
-        node.map_expressions(|e| {
+        let one = |e: Expr| {
             let name = names.save(&e);
             let new = e.rewrite_up(|e| change(e, &schema))?;
             Ok(new.update_data(|e| name.restore(e)))
+        };
+        node.map_expressions(|e| match e {
+            // Not its name counts, but those of what it groups by.
+            Expr::GroupingSet(_) => e.map_children(one),
+            e => one(e),
         })
     })
 }
