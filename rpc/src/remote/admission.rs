@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use super::tls::Tls;
@@ -263,8 +265,8 @@ impl Admission {
 
 /// Where a call comes from, for the log.
 fn address_of<T>(request: &Request<T>) -> String {
-    let tls =
-        || request.extensions().get::<TlsConnectInfo<TcpConnectInfo>>()?.get_ref().remote_addr();
+    type Caller = <TlsStream<TcpStream> as Connected>::ConnectInfo;
+    let tls = || request.extensions().get::<Caller>()?.get_ref().remote_addr();
     let address = request.remote_addr().or_else(tls);
     address.map_or_else(|| "unknown".to_owned(), |address| address.to_string())
 }
