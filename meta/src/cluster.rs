@@ -526,10 +526,11 @@ impl Cluster {
                 // What the others have told meanwhile may not have been read yet.
                 self.shared.members.begin_again(now);
             }
-            looked = now;
             let (lost, number) = (self.lost(), self.shared.state.read().number);
             let is_settled = *self.settled.lock() == number && !self.has_come();
             let without_store = waits.look(&self.shared).await;
+            // A store that is slow to answer does not make what the others have told old.
+            looked = self.shared.env.now();
             if lost.is_empty() && without_store.is_empty() && is_settled {
                 continue;
             }

@@ -487,6 +487,10 @@ impl Nemesis {
         let ready = Instant::now();
         // Processes that were fenced in their sleep end only now.
         self.writes_go_on(PROGRESS / 2).await;
+        // Other work on the machine may have begun meanwhile.
+        let began = Instant::now();
+        self.writes_go_on(1).await;
+        self.write = self.write.max(began.elapsed());
         self.say(format!(
             "all are ready after {:?}, writes go on after {:?}",
             ready - waiting,

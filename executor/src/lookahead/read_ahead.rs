@@ -223,7 +223,7 @@ pub struct ReadingAhead {
 
 /// What the leaf gets of a split.
 enum Taken {
-    Batch(RawBatch),
+    Batch(Box<RawBatch>),
     /// Nothing is held. `None`: it was not lent, or lost by an error.
     Reader(Option<Box<dyn SplitReader>>),
 }
@@ -305,7 +305,7 @@ impl ReadAhead {
             Taken::Batch(batch) => {
                 let fails = !batch.bad_rows.is_empty() && fails();
                 if batch.after <= until && !fails {
-                    return Some(batch);
+                    return Some(*batch);
                 }
                 self.discard(split);
             }
@@ -341,7 +341,7 @@ impl ReadAhead {
             state.recount();
             drop(state);
             self.0.lent.notify_one();
-            return Some(Taken::Batch(batch));
+            return Some(Taken::Batch(Box::new(batch)));
         }
         if lent.is_reading && !is_over {
             lent.is_wanted = true;

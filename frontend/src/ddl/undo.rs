@@ -1,6 +1,6 @@
 //! Relations whose creation is undone where their statement does not come to its end: Ctrl-C, time-out, a lost client.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use millrace_common::{RelationId, SqlError, SqlState};
@@ -53,8 +53,10 @@ impl Drop for Undo {
         if self.cluster.is_some()
             && let Ok(handle) = tokio::runtime::Handle::try_current()
         {
-            let work = self.work();
-            self.step.undo(handle.spawn(carried(work)));
+            let (work, step) = (self.work(), Arc::clone(&self.step));
+            // Where it cannot be told within the statement's patience that it was dropped, it may be there.
+            let undone = async move { step.define(work).await };
+            self.step.undo(handle.spawn(carried(undone)));
         }
     }
 }
@@ -84,7 +86,7 @@ pub async fn create(
         }
         if let (true, Some((schema, name))) = (is_unknown, of_session) {
             // Nobody can name it but its session, which has nothing of it.
-            tokio::spawn(carried(drop_found(cluster, schema, name)));
+            tokio::spawn(carried(drop_found(Arc::downgrade(&cluster), schema, name)));
         }
     };
     session.step.undo(tokio::spawn(carried(creating)));
@@ -94,13 +96,14 @@ pub async fn create(
 }
 
 fn is_unknown(error: &SqlError) -> bool {
-    error.state == SqlState::TRANSACTION_RESOLUTION_UNKNOWN
+    matches!(error.state, SqlState::TRANSACTION_RESOLUTION_UNKNOWN | SqlState::ADMIN_SHUTDOWN)
 }
 
 /// Drops a relation that may come into being.
-async fn drop_found(cluster: Arc<dyn Cluster>, schema: String, name: String) {
+async fn drop_found(cluster: Weak<dyn Cluster>, schema: String, name: String) {
     for _ in 0..LOOKS {
         tokio::time::sleep(LOOK_PAUSE).await;
+        let Some(cluster) = cluster.upgrade() else { return };
         if cluster.refresh_catalog().await.is_err() {
             continue;
         }

@@ -173,7 +173,7 @@ async fn a_wait_by_the_system_clock_is_as_short_as_a_read_of_a_disk() {
         let start = Instant::now();
         store.get(&path("a")).await.unwrap();
         let took = start.elapsed();
-        assert!(took >= Duration::from_micros(69), "{took:?}");
+        assert!(took >= Duration::from_micros(65), "{took:?}");
         least = least.min(took);
     }
     assert!(least < Duration::from_millis(1), "{least:?}");
@@ -189,6 +189,6 @@ async fn waits_by_the_system_clock_end_in_the_order_of_their_times() {
         assert!(now.elapsed() >= Duration::from_millis(ms));
         ended.lock().push(ms);
     };
-    tokio::join!(wait(60), wait(1), wait(30));
-    assert_eq!(*ended.lock(), [1, 30, 60]);
+    tokio::join!(wait(1_500), wait(1), wait(700));
+    assert_eq!(*ended.lock(), [1, 700, 1_500]);
 }
