@@ -2,8 +2,10 @@
 //! both have.
 //!
 //! It compares items as expressions: of columns it finds none in both lists, and of NULL it does not know that it may be
-//! equal to any. And it makes `x NOT IN (1) OR x NOT IN (2)` true, which is NULL for an x that is. So lists that meet another
-//! of the same value are arguments of a function while the rule runs ([`each_row`]): each is simplified for itself.
+//! equal to any. And it makes `x NOT IN (1) OR x NOT IN (2)` true, which is NULL for an x that is. So where there may be two
+//! lists, each is an argument of a function while the rule runs ([`each_row`]), and is simplified for itself.
+
+use std::sync::Arc;
 
 use datafusion::common::Result;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
@@ -12,10 +14,9 @@ use datafusion::logical_expr::expr_rewriter::NamePreserver;
 use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator};
 use datafusion::optimizer::optimizer::ApplyOrder;
 use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
-use millrace_common::collections::HashSet;
 use millrace_functions::each_row::each_row;
 use millrace_functions::quantified::compare_any;
-use millrace_functions::tree::{Walk, WalkPlan};
+use millrace_functions::tree::Walk;
 
 use super::Rule;
 
@@ -37,15 +38,20 @@ impl OptimizerRule for ApartLists {
         plan: LogicalPlan,
         config: &dyn OptimizerConfig,
     ) -> Result<Transformed<LogicalPlan>> {
-        if !has_pairs(&plan)? {
+        if !has_lists(&plan)? {
             return self.0.rewrite(plan, config);
         }
-        let apart = changed(plan, kept)?.data;
-        let done = self.0.rewrite(apart, config)?.data;
-        // The rule may put a node above this one, or below.
-        Ok(Transformed::yes(
-            done.rewrite_up_with_subqueries(|node| changed(node, no_longer_kept))?.data,
-        ))
+        let grouped = matches!(plan, LogicalPlan::Aggregate(_));
+        let done = match self.0.rewrite(changed(plan, apart)?.data, config)?.data {
+            // What is no plain aggregate the rule computes above it.
+            LogicalPlan::Projection(mut above) if grouped => {
+                let below = changed(Arc::unwrap_or_clone(above.input), joined)?.data;
+                above.input = Arc::new(below);
+                LogicalPlan::Projection(above)
+            }
+            done => done,
+        };
+        Ok(Transformed::yes(changed(done, joined)?.data))
     }
 }
 
@@ -57,7 +63,7 @@ fn changed(
     let names = NamePreserver::new(&node);
     let one = |e: Expr| {
         let name = names.save(&e);
-        Ok(e.rewrite_up(change)?.update_data(|e| name.restore(e)))
+        Ok(change(e)?.update_data(|e| name.restore(e)))
     };
     node.map_expressions(|e| match e {
         // Not its name counts, but those of what it groups by.
@@ -66,33 +72,39 @@ fn changed(
     })
 }
 
-/// Whether an expression of a node has lists of the same value.
-fn has_pairs(node: &LogicalPlan) -> Result<bool> {
+/// Whether an expression of a node may have two lists.
+fn has_lists(node: &LogicalPlan) -> Result<bool> {
     let mut found = false;
     node.apply_expressions(|e| {
-        found = meet(e)?;
+        found = may_meet(e)?;
         Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
     })?;
     Ok(found)
 }
 
-fn meet(e: &Expr) -> Result<bool> {
-    let (mut seen, mut twice) = (HashSet::default(), false);
+/// Of which values they are is known only when the rule has simplified them.
+fn may_meet(e: &Expr) -> Result<bool> {
+    let mut lists = 0;
     e.walk(|e| {
-        let (value, next) = match e {
-            Expr::InList(list) => (Some(list.expr.as_ref()), TreeNodeRecursion::Continue),
-            Expr::ScalarFunction(call) => (any_of(call), TreeNodeRecursion::Continue),
-            // The rule makes one list of it.
+        let (is_list, next) = match e {
+            Expr::InList(_) | Expr::Case(_) => (true, TreeNodeRecursion::Continue),
+            Expr::ScalarFunction(call) => (is_any(call), TreeNodeRecursion::Continue),
+            // The rule makes one list of alternatives, also of those that it makes equalities.
             Expr::BinaryExpr(BinaryExpr { op: Operator::Or, .. }) => match compared(e) {
-                Some(value) => (Some(value), TreeNodeRecursion::Jump),
-                None => (None, TreeNodeRecursion::Continue),
+                Some(_) => (true, TreeNodeRecursion::Jump),
+                None => (true, TreeNodeRecursion::Continue),
             },
-            _ => (None, TreeNodeRecursion::Continue),
+            Expr::Not(of) => (is_and(of), TreeNodeRecursion::Continue),
+            _ => (false, TreeNodeRecursion::Continue),
         };
-        twice |= value.is_some_and(|value| !seen.insert(without_casts(value)));
-        Ok(if twice { TreeNodeRecursion::Stop } else { next })
+        lists += usize::from(is_list);
+        Ok(if lists > 1 { TreeNodeRecursion::Stop } else { next })
     })?;
-    Ok(twice)
+    Ok(lists > 1)
+}
+
+fn is_and(e: &Expr) -> bool {
+    matches!(e, Expr::BinaryExpr(BinaryExpr { op: Operator::And, .. }))
 }
 
 /// The rule takes casts from a value and puts them into the constants of its list.
@@ -126,26 +138,64 @@ fn compared(e: &Expr) -> Option<&Expr> {
 fn equal_to(e: &Expr) -> Option<&Expr> {
     let value = match e {
         Expr::BinaryExpr(BinaryExpr { left, op: Operator::Eq, right }) => {
-            match (left.as_ref(), right.as_ref()) {
-                (value, Expr::Literal(..)) | (Expr::Literal(..), value) => value,
+            match (is_constant(left), is_constant(right)) {
+                (false, true) => left,
+                (true, false) => right,
                 _ => return None,
             }
         }
-        Expr::InList(InList { expr, negated: false, .. }) => expr.as_ref(),
+        Expr::InList(InList { expr, list, negated: false }) if list.iter().all(is_constant) => expr,
         _ => return None,
     };
+    let value = without_casts(value);
     matches!(value, Expr::Column(_)).then_some(value)
 }
 
-/// Lists, and what the rule makes a list, as arguments.
+/// Whether there is nothing in it that has other values for other rows.
+fn is_constant(e: &Expr) -> bool {
+    let varies = |e: &Expr| {
+        Ok(matches!(
+            e,
+            Expr::Column(_)
+                | Expr::OuterReferenceColumn(..)
+                | Expr::ScalarSubquery(_)
+                | Expr::Exists(_)
+                | Expr::InSubquery(_)
+                | Expr::SetComparison(_)
+                | Expr::AggregateFunction(_)
+                | Expr::WindowFunction(_)
+        ))
+    };
+    matches!(e.any(varies), Ok(false))
+}
+
+/// Every comparison as an argument: no two of them meet, whatever the rule makes of each.
+fn apart(e: Expr) -> Result<Transformed<Expr>> {
+    e.transform_down_up(kept_whole, kept)
+}
+
+fn joined(e: Expr) -> Result<Transformed<Expr>> {
+    e.rewrite_up(no_longer_kept)
+}
+
+/// Alternatives that become one list stay together.
+fn kept_whole(e: Expr) -> Result<Transformed<Expr>> {
+    let is_or = matches!(e, Expr::BinaryExpr(BinaryExpr { op: Operator::Or, .. }));
+    Ok(match is_or && compared(&e).is_some() {
+        true => Transformed::new(each_row().call(vec![e]), true, TreeNodeRecursion::Jump),
+        false => Transformed::no(e),
+    })
+}
+
 fn kept(e: Expr) -> Result<Transformed<Expr>> {
-    let is_list = match &e {
-        Expr::InList(_) => true,
-        Expr::ScalarFunction(call) => any_of(call).is_some(),
-        Expr::BinaryExpr(BinaryExpr { op: Operator::Or, .. }) => compared(&e).is_some(),
+    let is_kept = match &e {
+        Expr::InList(_) | Expr::Between(_) | Expr::Like(_) => true,
+        Expr::ScalarFunction(call) => is_any(call),
+        // Comparisons, and matches of patterns.
+        Expr::BinaryExpr(of) => of.op.supports_propagation(),
         _ => false,
     };
-    Ok(match is_list {
+    Ok(match is_kept {
         true => Transformed::yes(each_row().call(vec![e])),
         false => Transformed::no(e),
     })
@@ -162,12 +212,9 @@ fn no_longer_kept(e: Expr) -> Result<Transformed<Expr>> {
     })
 }
 
-/// The value of `value = ANY (array)`, which becomes a list.
-fn any_of(call: &ScalarFunction) -> Option<&Expr> {
-    match call.args.as_slice() {
-        [_, value, _] if call.func == compare_any() => Some(value),
-        _ => None,
-    }
+/// `value = ANY (array)`, which becomes a list.
+fn is_any(call: &ScalarFunction) -> bool {
+    call.func == compare_any()
 }
 
 #[cfg(test)]
@@ -217,6 +264,37 @@ mod tests {
         let inner = format!("SELECT * FROM {V} WHERE x IN (a, b, c, d)");
         let both = format!("SELECT id FROM ({inner}) AS s WHERE x IN (1, 5) ORDER BY id");
         assert_eq!(rows(&both), ["1", "2"]);
+    }
+
+    /// What the rule makes equalities, and lists of them.
+    #[test]
+    fn lists_that_arise_are_not_merged_either() {
+        let by_type = |t: &str, condition: &str| {
+            let columns = ["x", "a", "b", "c", "d"].map(|c| format!("{c}::{t} AS {c}")).join(", ");
+            let from = format!("(SELECT id, {columns} FROM {V}) AS s");
+            rows(&format!("SELECT id FROM {from} WHERE {condition} ORDER BY id"))
+        };
+        for t in ["smallint", "int", "bigint", "numeric", "float8"] {
+            for condition in [
+                "(x = 1 OR x = 5) AND x IN (a, b)",
+                "(x = 1 OR x = 2 + 3) AND x IN (a, b)",
+                "NOT (x <> 1 AND x <> 5) AND x IN (a, b)",
+                "(x BETWEEN 5 AND 5 OR x = 1) AND x IN (a, b)",
+                "(x = 1 OR (x = 5 AND 1 = 1)) AND x IN (a, b)",
+                "x IN (a, b) AND x = ANY (ARRAY[c, d])",
+                "coalesce(x) IN (a, b) AND x IN (c, d)",
+                "CASE WHEN true THEN x END IN (a, b) AND x IN (c, d)",
+            ] {
+                assert_eq!(by_type(t, condition), ["1", "2"], "{t}: {condition}");
+            }
+        }
+        assert_eq!(found("5 IN (a, b) AND 2 + 3 IN (c, d)"), ["1"]);
+        let inner = format!("(SELECT *, x > 0 AS f FROM {V}) AS s");
+        let condition = "f IN (x IN (a, b) AND x IN (c, d)) OR f = false";
+        assert_eq!(
+            rows(&format!("SELECT id FROM {inner} WHERE {condition} ORDER BY id")),
+            ["1", "2"]
+        );
     }
 
     /// The rule takes the cast away.
