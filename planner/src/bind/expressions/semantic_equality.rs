@@ -160,7 +160,7 @@ mod tests {
     fn a_count_in_a_list_has_the_value_of_its_row() {
         let count = "SELECT count(*) FROM (VALUES (1), (1), (1), (1), (1), (3)) AS w (k) \
                      WHERE w.k = v.id";
-        assert_eq!(found(&format!("x IN (({count}), 70, 80, 90)")), ["1", "2"]);
+        assert_eq!(found(&format!("x IN (70, ({count}), 80, 90)")), ["1", "2"]);
     }
 
     #[test]
