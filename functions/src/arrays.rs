@@ -672,7 +672,7 @@ fn filled(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
 }
 
 fn joined(args: &[DataType]) -> Option<(Vec<DataType>, DataType)> {
-    let text = |t: &DataType| matches!(t, DataType::Utf8 | DataType::Null);
+    let text = |t: &DataType| matches!(t, DataType::Utf8 | DataType::Utf8View | DataType::Null);
     match args {
         [array @ DataType::List(_), rest @ ..]
             if (1..=2).contains(&rest.len()) && rest.iter().all(text) =>

@@ -46,7 +46,7 @@ impl AggregateUDFImpl for StringAgg {
     }
 
     fn coerce_types(&self, args: &[DataType]) -> Result<Vec<DataType>> {
-        let text = |t: &DataType| matches!(t, DataType::Utf8 | DataType::Null);
+        let text = |t: &DataType| matches!(t, DataType::Utf8 | DataType::Utf8View | DataType::Null);
         match args {
             [value, separator] if text(value) && text(separator) => {
                 Ok(vec![DataType::Utf8, DataType::Utf8])

@@ -129,6 +129,23 @@ fn parse_symmetric(
     })
 }
 
+/// `x IN ((SELECT …), y)`: of a list the first item may be a subquery, which sqlparser takes for the whole.
+fn parse_in(parser: &mut Parser, expr: &Expr, negated: bool) -> Result<Expr, ParserError> {
+    parser.expect_token(&Token::LParen)?;
+    let whole = parser.maybe_parse(|p| {
+        let query = p.parse_query()?;
+        p.expect_token(&Token::RParen)?;
+        Ok(query)
+    })?;
+    let expr = Box::new(expr.clone());
+    if let Some(subquery) = whole {
+        return Ok(Expr::InSubquery { expr, subquery, negated });
+    }
+    let list = parser.parse_comma_separated(Parser::parse_expr)?;
+    parser.expect_token(&Token::RParen)?;
+    Ok(Expr::InList { expr, list, negated })
+}
+
 /// `None`: another kind of IS.
 fn parse_distinct(
     parser: &mut Parser,
@@ -207,7 +224,7 @@ impl Dialect for MillraceDialect {
         Some(operand.map(|expr| Expr::UnaryOp { op, expr: Box::new(expr) }))
     }
 
-    /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order. `x IS [NOT] DISTINCT FROM y`, whose right operand ends
+    /// `x [NOT] BETWEEN SYMMETRIC a AND b`: the bounds in either order. `x [NOT] IN ((SELECT …), y)`: a list. `x IS [NOT] DISTINCT FROM y`, whose right operand ends
     /// before AND and OR.
     fn parse_infix(
         &self,
@@ -225,6 +242,11 @@ impl Dialect for MillraceDialect {
         }
         let negated = word(&parser.peek_nth_token(0).token, "NOT");
         let at = usize::from(negated);
+        let opens = |n| parser.peek_nth_token_ref(n).token == Token::LParen;
+        if word(&parser.peek_nth_token(at).token, "IN") && opens(at + 1) && opens(at + 2) {
+            (0..=at).for_each(|_| drop(parser.next_token()));
+            return Some(parse_in(parser, expr, negated));
+        }
         if !word(&parser.peek_nth_token(at).token, "BETWEEN")
             || !word(&parser.peek_nth_token(at + 1).token, "SYMMETRIC")
         {
