@@ -87,7 +87,33 @@ fi
 
 if "$tools/venv/bin/python" -c 'import moto.server' 2>/dev/null; then
   moto_port="$(free_port)"
-  "$tools/venv/bin/python" -m moto.server -H 127.0.0.1 -p "$moto_port" >"$scratch/moto.log" 2>&1 &
+  # Of creators that come at the same time moto lets several win now and then, since each has a thread of its own. A bucket
+  # does not, so requests are answered one after another.
+  cat >"$scratch/bucket_in_turn.py" <<'EOF'
+import io
+import threading
+
+from moto import server
+
+run, turn = server.run_simple, threading.Lock()
+
+
+def one_at_a_time(app):
+    def answer(environ, start):
+        whole = environ.get("wsgi.input_terminated")
+        length = -1 if whole else int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length)
+        environ.update({"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))})
+        with turn:
+            return list(app(environ, start))
+
+    return answer
+
+
+server.run_simple = lambda host, port, app, **options: run(host, port, one_at_a_time(app), **options)
+server.main()
+EOF
+  "$tools/venv/bin/python" "$scratch/bucket_in_turn.py" -H 127.0.0.1 -p "$moto_port" >"$scratch/moto.log" 2>&1 &
   moto_pid=$!
   export MILLRACE_TEST_S3="http://127.0.0.1:$moto_port"
   export MILLRACE_TEST_PYTHON="$tools/venv/bin/python"
