@@ -41,8 +41,8 @@ fn a_job_with_two_owners_is_noticed() {
 
 #[test]
 fn a_read_of_a_leader_that_is_deposed_is_noticed() {
-    // One seed in some twenty: the first ones would only take time.
-    is_noticed("stale-lead-read", 70, &["a fresh read misses"]);
+    // One seed in some thirty: the first ones would only take time.
+    is_noticed("stale-lead-read", 140, &["a fresh read misses"]);
 }
 
 #[test]
