@@ -186,7 +186,7 @@ impl Cluster {
     pub async fn leave_tails(&mut self) -> Result<(), String> {
         execute(&self.client, "FLUSH").await?;
         // Rows in memory take more than in the store.
-        let rows = flush_bytes(self.size) / 4 / KEY_BYTES;
+        let rows = flush_bytes(self.size) / 8 / KEY_BYTES;
         let from = self.keys + self.tail_keys;
         let to = from + rows - 1;
         let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
