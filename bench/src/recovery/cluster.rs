@@ -30,6 +30,8 @@ const MOST_FLUSH_BYTES: u64 = 4 << 20;
 const SUMS: u64 = 48;
 /// About the bytes of a key's state.
 const KEY_BYTES: u64 = 600;
+/// How often rows are inserted until they stay in a tail.
+const TAIL_ATTEMPTS: usize = 4;
 /// Rows of a statement of the load, at most.
 const LOAD_ROWS: u64 = 50_000;
 /// Without a request for so long, a process has nothing to do. The garbage collector runs less often.
@@ -180,20 +182,26 @@ impl Cluster {
         }
     }
 
-    /// Whatever the size of the state is, from some 0.1 GB on, whoever takes the view over finds the same after the runs:
-    /// one slice in an object of its own, of the view and of its input each. Of a smaller state less is written as runs
+    /// Whatever the size of the state is, from some 0.1 GB on, whoever takes the view over finds about the same after the
+    /// runs: slices in objects of their own, of the view and of its input each. Of a smaller state less is written as runs
     /// at once, so the slices are smaller, too.
     pub async fn leave_tails(&mut self) -> Result<(), String> {
-        execute(&self.client, "FLUSH").await?;
-        // Rows in memory take more than in the store.
-        let rows = flush_bytes(self.size) / 8 / KEY_BYTES;
-        let from = self.keys + self.tail_keys;
-        let to = from + rows - 1;
-        let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
-        execute(&self.client, &format!("INSERT INTO facts {rows_of} AS s(x)")).await?;
-        self.tail_keys += rows;
-        execute(&self.client, &format!("SELECT n FROM totals WHERE k = {to}")).await?;
-        Ok(())
+        for _ in 0..TAIL_ATTEMPTS {
+            // Rows in memory take more than in the store.
+            let rows = flush_bytes(self.size) / 8 / KEY_BYTES;
+            let from = self.keys + self.tail_keys;
+            let to = from + rows - 1;
+            let rows_of = format!("SELECT x, {} FROM generate_series({from}, {to})", sums::value());
+            execute(&self.client, &format!("INSERT INTO facts {rows_of} AS s(x)")).await?;
+            self.tail_keys += rows;
+            execute(&self.client, &format!("SELECT n FROM totals WHERE k = {to}")).await?;
+            self.settle().await?;
+            // With the rows that were in memory before they may have been too many, and are runs now.
+            if self.check_tails().is_ok() {
+                return Ok(());
+            }
+        }
+        self.check_tails()
     }
 
     /// See [`Cluster::leave_tails`]: nothing has written them as runs meanwhile.
