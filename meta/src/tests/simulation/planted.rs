@@ -41,7 +41,7 @@ fn a_job_with_two_owners_is_noticed() {
 
 #[test]
 fn a_read_of_a_leader_that_is_deposed_is_noticed() {
-    // One seed in some thirty: the first ones would only take time.
+    // One seed in some fifty: the first ones would only take time.
     is_noticed("stale-lead-read", 140, &["a fresh read misses"]);
 }
 
