@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,6 +15,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use crate::sessions::LIMIT;
+
+/// At the system's table of sockets: one in which others come and go may lack some.
+const LOOKS: usize = 3;
 
 /// Of names: who sends, and to whom.
 pub type Way = (&'static str, &'static str);
@@ -112,9 +116,9 @@ impl Network {
         }
     }
 
-    /// Who has opened a connection from this address.
-    fn owner(&self, address: SocketAddr) -> Option<&'static str> {
-        let inode = inode_of(address.port())?;
+    /// Who has opened a connection from this address to that one.
+    fn owner(&self, from: SocketAddr, to: SocketAddr) -> Option<&'static str> {
+        let inode = (0..LOOKS).find_map(|_| inode_of(from.port(), to.port()))?;
         let processes = self.known.lock().expect("nobody panics with it").processes.clone();
         processes.into_iter().find(|(id, _)| owns(*id, &inode)).map(|(_, name)| name)
     }
@@ -143,14 +147,14 @@ impl Drop for Piece<'_> {
     }
 }
 
-/// The socket of this machine's whose own port this is.
-fn inode_of(port: u16) -> Option<String> {
+/// The socket of this machine's that is connected from its own port to this other one. Connections to different ports may
+/// have the same port of their own.
+fn inode_of(own: u16, other: u16) -> Option<String> {
     let table = std::fs::read_to_string("/proc/net/tcp").ok()?;
-    // There may be thousands of rows: number, own address, other address, state, …, inode. One of them is established.
-    let own = format!(":{port:04X} ");
+    // There may be thousands of rows: number, own address, other address, state, …, inode.
+    let (own, other) = (format!(":{own:04X} "), format!(":{other:04X} 01"));
     let is_own = |line: &&str| {
-        line.find(&own)
-            .is_some_and(|at| line.as_bytes()[at + own.len()..].get(14..16) == Some(b"01"))
+        line.find(&own).is_some_and(|at| line[at + own.len()..].get(8..16) == Some(&*other))
     };
     let row = table.lines().skip(1).find(is_own)?;
     row.split_whitespace().nth(9).map(str::to_owned)
@@ -175,7 +179,8 @@ async fn serve(
             // Looking takes a while, and the object store is served by the same threads. Whoever is not known, because it
             // has just ended, is not cut off.
             let looks = network.clone();
-            let owner = || tokio::task::spawn_blocking(move || looks.owner(address));
+            let proxy = client.local_addr().expect("a socket that is connected");
+            let owner = || tokio::task::spawn_blocking(move || looks.owner(address, proxy));
             let from = match from {
                 Some(from) => from,
                 None => owner().await.ok().flatten().unwrap_or_default(),
@@ -269,4 +274,23 @@ async fn what_is_held_back_arrives_later_and_one_way_only() {
     assert_eq!(accepted.read_u8().await.unwrap(), b'2');
     network.reset(("server", "client"));
     assert_eq!(client.read(&mut [0]).await.unwrap_or(0), 0, "the connection has ended");
+}
+
+#[tokio::test]
+async fn connections_with_the_same_port_of_their_own_are_told_apart() {
+    let servers = [(), ()].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let mut own = "127.0.0.1:0".parse().unwrap();
+    let mut clients = Vec::new();
+    for server in &servers {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(own).unwrap();
+        own = socket.local_addr().unwrap();
+        clients.push(socket.connect(server.local_addr().unwrap()).await.unwrap());
+    }
+    for (server, client) in servers.iter().zip(&clients) {
+        let inode = inode_of(own.port(), server.local_addr().unwrap().port());
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", client.as_raw_fd())).unwrap();
+        assert_eq!(link.to_str(), Some(&*format!("socket:[{}]", inode.unwrap())));
+    }
 }
