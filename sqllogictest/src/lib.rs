@@ -6,5 +6,6 @@
 pub mod bucket;
 pub mod server;
 pub mod suite;
+pub mod target;
 
 pub use server::{Server, ServerOptions};

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use millrace_sqllogictest::target::Target;
 use tokio_postgres::Client;
 
 use crate::network::{Network, Way, around};
-use crate::postgres::Postgres;
+use crate::postgres::{address, url_at};
 use crate::process::{Cluster, stop};
 use crate::publishing::{check_order, rows_of};
 use crate::sessions::{LIMIT, await_true};
@@ -49,7 +50,7 @@ struct Test {
     network: Network,
     client: Client,
     /// `None`: no server was given.
-    postgres: Option<Postgres>,
+    postgres: Option<Target>,
     /// That were written.
     batches: usize,
     _dir: tempfile::TempDir,
@@ -68,13 +69,13 @@ impl Test {
             network.proxy(BUCKET, &cluster.store_address())
         );
         execute(&client, &sink).await;
-        let postgres = Postgres::create("interrupted", TABLE).await;
+        let postgres = Target::create("interrupted", TABLE).await;
         if let Some(postgres) = &postgres {
-            let address = network.proxy(POSTGRES, &postgres.address());
+            let address = network.proxy(POSTGRES, &address(postgres));
             let sink = format!(
                 "CREATE SINK to_postgres FROM t WITH (connector = 'postgres', url = '{}', \
                  schema = '{}', table = 't', type = 'append-only', force_append_only = true)",
-                postgres.url_at(&address),
+                url_at(postgres, &address),
                 postgres.schema
             );
             execute(&client, &sink).await;

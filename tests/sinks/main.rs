@@ -4,15 +4,14 @@
 
 mod files;
 mod in_bucket;
-mod target;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use futures::{Stream, StreamExt};
+use millrace_sqllogictest::target::Target;
 use millrace_sqllogictest::{Server, ServerOptions, suite};
-use target::Target;
 use tokio_postgres::Client;
 
 fn start(dir: &Path) -> Server {

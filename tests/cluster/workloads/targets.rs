@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use millrace_sqllogictest::target::Target;
 use serde_json::Value;
 use tokio_postgres::Client;
 
-use crate::postgres::Postgres;
 use crate::process::Cluster;
 use crate::{assert_equal, execute};
 
@@ -21,15 +21,14 @@ const LISTS: &str = "SELECT id, items FROM lists";
 pub struct Targets {
     directory: PathBuf,
     /// `None` where no server was given.
-    postgres: Option<Postgres>,
+    postgres: Option<Target>,
 }
 
 impl Targets {
     /// Sinks from the tables of the bank and of `records.rs`.
     pub async fn create(client: &Client, directory: &Path) -> Targets {
         let lists = "CREATE TABLE lists (id bigint PRIMARY KEY, items text)";
-        let (directory, postgres) =
-            (directory.to_owned(), Postgres::create("cluster", lists).await);
+        let (directory, postgres) = (directory.to_owned(), Target::create("cluster", lists).await);
         let mut sinks = vec![
             format!(
                 "CREATE SINK counter_changes FROM counters \

@@ -1,17 +1,22 @@
-//! A PostgreSQL server as the target of sinks.
+//! The PostgreSQL server that tests are given (`MILLRACE_TEST_POSTGRES`: its address) as the target of sinks.
 
-use millrace_sqllogictest::suite;
 use tokio_postgres::{Client, NoTls};
 
-/// A schema of a PostgreSQL server, for one test.
+use crate::suite;
+
+/// A schema of the server, for one test.
 pub struct Target {
-    client: Client,
+    pub client: Client,
+    /// As a sink has it.
     pub url: String,
     pub schema: String,
 }
 
 impl Target {
-    /// `None` where no server was given (`MILLRACE_TEST_POSTGRES`); in CI that is an error.
+    /// With tables of its own. `None`, outside of CI only: no server was given.
+    ///
+    /// # Panics
+    /// In CI without one, and if the server does not make the tables.
     pub async fn create(name: &str, tables: &str) -> Option<Target> {
         let Ok(url) = std::env::var("MILLRACE_TEST_POSTGRES") else {
             assert!(std::env::var("CI").is_err(), "MILLRACE_TEST_POSTGRES is not set");
@@ -27,17 +32,24 @@ impl Target {
         Some(Target { client, url, schema })
     }
 
+    /// # Panics
+    /// If the server refuses it.
     pub async fn execute(&self, sql: &str) {
         self.client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
     }
 
     /// Sorted.
+    ///
+    /// # Panics
+    /// If the server refuses it.
     pub async fn rows(&self, sql: &str) -> Vec<Vec<String>> {
         let mut rows = suite::rows(&self.client, sql).await.unwrap_or_else(|e| panic!("{e}"));
         rows.sort();
         rows
     }
 
+    /// # Panics
+    /// If the server refuses it.
     pub async fn drop(self) {
         self.execute(&format!("DROP SCHEMA {} CASCADE", self.schema)).await;
     }
