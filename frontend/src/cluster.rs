@@ -400,6 +400,12 @@ pub trait Cluster: Send + Sync + 'static {
         None
     }
 
+    /// Returns when there is a process for a relation's job, if it has one; an error if none comes. Nothing has been asked
+    /// for yet: whoever stops waiting has done nothing.
+    async fn await_process_for(&self, _relation: &Relation) -> Result<(), SqlError> {
+        Ok(())
+    }
+
     /// Durable when it returns; the job starts by itself.
     async fn create_relation(
         &self,

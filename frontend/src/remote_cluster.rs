@@ -21,10 +21,10 @@ use async_trait::async_trait;
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError};
 use millrace_executor::dml::{Announced, DmlKind, EntryFlag, LoadKind};
 use millrace_executor::error_sink::ErrorSink;
-use millrace_meta::cluster::{COMPUTE_WAIT, has_role};
+use millrace_meta::cluster::{COMPUTE_WAIT, has_role, no_compute};
 use millrace_meta::processes::Process;
 use millrace_meta::settings::Settings;
-use millrace_meta::state::{JobRecord, MetaState};
+use millrace_meta::state::{JobRecord, MetaState, has_job};
 use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::control::{
@@ -38,6 +38,7 @@ use millrace_rpc::log::{
 use millrace_rpc::version::StatementId;
 use millrace_storage::VersionFollower;
 use parking_lot::Mutex;
+use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
 pub use self::statements::{HeldLocks, RemoteLoad, TableProcess, TableRoutes};
@@ -139,6 +140,12 @@ impl RemoteCluster {
     }
 }
 
+/// Whether there is a compute process, as far as the log says.
+fn has_compute(state: &MetaState) -> bool {
+    let is_compute = |p: &Process| has_role(&p.registration, ProcessRole::Compute);
+    state.processes.live().values().any(is_compute)
+}
+
 #[async_trait]
 impl Cluster for RemoteCluster {
     fn catalog(&self) -> Arc<CatalogSnapshot> {
@@ -208,12 +215,26 @@ impl Cluster for RemoteCluster {
                  {limit} s for that"
             ));
         }
-        let is_compute = |p: &Process| has_role(&p.registration, ProcessRole::Compute);
-        let is_there = self.log.read(|state| state.processes.live().values().any(is_compute));
         let limit = COMPUTE_WAIT.as_secs();
-        (!is_there).then(|| {
+        (!self.log.read(has_compute)).then(|| {
             format!("no compute process is there; the statement waits up to {limit} s for one")
         })
+    }
+
+    async fn await_process_for(&self, relation: &Relation) -> Result<(), SqlError> {
+        if !has_job(relation) {
+            return Ok(());
+        }
+        let deadline = self.env.now() + COMPUTE_WAIT;
+        loop {
+            let known = self.log.number();
+            if self.log.read(has_compute) {
+                return Ok(());
+            }
+            if timeout_at(deadline, self.log.changed_since(known)).await.is_err() {
+                return Err(no_compute());
+            }
+        }
     }
 
     fn lock_leader(&self) -> Option<LockLeader> {

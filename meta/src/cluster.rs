@@ -546,7 +546,7 @@ fn processes_of_jobs(state: &MetaState) -> BTreeMap<JobId, u64> {
 }
 
 /// What a statement fails with that has waited for a compute process.
-fn no_compute() -> SqlError {
+pub fn no_compute() -> SqlError {
     let message = format!("no compute process is there (waited {} s)", COMPUTE_WAIT.as_secs());
     SqlError::new(SqlState::CANNOT_CONNECT_NOW, message)
         .with_hint("Start a compute process (millrace compute), then repeat the statement.")

@@ -53,6 +53,22 @@ impl Listener {
         let notices = self.notices.lock().clone();
         assert!(notices.iter().any(|n| n.contains("no compute process is there")), "{notices:?}");
     }
+
+    /// Is cut off while it waits for a compute process: nothing of it has been done.
+    async fn is_cancelled(&self, sql: &str) {
+        self.notices.lock().clear();
+        let began = Instant::now();
+        let (done, ()) = tokio::join!(self.client.batch_execute(sql), async {
+            while self.notices.lock().is_empty() {
+                assert!(began.elapsed() < WAIT, "{sql}: no notice");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            self.client.cancel_token().cancel_query(NoTls).await.unwrap();
+        });
+        let error = done.expect_err(sql);
+        assert_eq!(error.code().map(|c| c.code()), Some("57014"), "{sql}: {error:?}");
+        assert!(began.elapsed() < WAIT, "{sql} took {:?}", began.elapsed());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -61,6 +77,8 @@ async fn statements_say_that_no_compute_process_is_there() {
     let mut cluster = Cluster::start_with(dir.path(), &["meta", "frontend1"]).await;
     let session = Listener::connect(&cluster).await;
     session.fails("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)").await;
+    session.is_cancelled("CREATE TABLE t (id bigint PRIMARY KEY, n bigint)").await;
+    session.is_cancelled("CREATE MATERIALIZED VIEW v AS SELECT 1 AS s").await;
     session.client.batch_execute("CREATE VIEW needs_none AS SELECT 1 AS x").await.unwrap();
 
     cluster.begin("compute");

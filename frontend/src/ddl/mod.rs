@@ -203,6 +203,18 @@ pub fn new_name(
     Ok((!matches!(existing, Existing::Skip)).then_some((catalog, schema, name)))
 }
 
+/// Creates a relation.
+async fn create(
+    session: &Session,
+    relation: Relation,
+    table_count: u32,
+    or_replace: bool,
+) -> Result<RelationId, SqlError> {
+    let cluster = session.cluster();
+    cluster.await_process_for(&relation).await?;
+    session.step.define(cluster.create_relation(relation, table_count, or_replace)).await
+}
+
 /// Creates a relation and waits until it can be read. A wait that is cut off, however, drops it.
 pub async fn create_and_wait(
     session: &mut Session,
@@ -213,8 +225,7 @@ pub async fn create_and_wait(
     relation.options.extend(job_options(session)?);
     let background = session.settings.bool("background_ddl");
     if background {
-        let created = session.cluster().create_relation(relation, table_count, or_replace);
-        return session.step.define(created).await.map(drop);
+        return create(session, relation, table_count, or_replace).await.map(drop);
     }
     let (id, undo) = undo::create(session, relation, table_count, or_replace).await?;
     wait_created(session, id, CancellationToken::new()).await?;

@@ -8,7 +8,7 @@ use millrace_planner::ast::CreateSubscription;
 use millrace_rpc::catalog::{OptionEntry, Relation, RelationKind};
 
 use super::drop::noun;
-use super::new_name;
+use super::{create, new_name};
 use crate::session::Session;
 
 const DEFAULT_RETENTION: &str = "1 day";
@@ -69,7 +69,7 @@ pub async fn create_subscription(
         owner: session.user.clone(),
         ..Relation::default()
     };
-    session.step.define(session.cluster().create_relation(relation, 0, false)).await?;
+    create(session, relation, 0, false).await?;
     Ok(tag)
 }
 

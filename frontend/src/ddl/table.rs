@@ -10,7 +10,7 @@ use millrace_rpc::catalog::{
 };
 use sqlparser::ast::{ColumnDef, ColumnOption, DataType, Expr, IndexColumn, TableConstraint};
 
-use super::{Existing, check_name, generated, source, undo};
+use super::{Existing, check_name, create, generated, source, undo};
 use crate::dml::rewrite;
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
@@ -42,8 +42,7 @@ pub async fn create_table(
     if connector {
         source::check_table(session, &mut relation, def)?;
     }
-    let created = session.cluster().create_relation(relation, 1, def.or_replace);
-    session.step.define(created).await?;
+    create(session, relation, 1, def.or_replace).await?;
     Ok("CREATE TABLE".to_owned())
 }
 
@@ -56,8 +55,7 @@ pub async fn create_source(
         return Ok("CREATE SOURCE".to_owned());
     };
     source::check_source(session, &mut relation)?;
-    let created = session.cluster().create_relation(relation, 0, def.or_replace);
-    session.step.define(created).await?;
+    create(session, relation, 0, def.or_replace).await?;
     Ok("CREATE SOURCE".to_owned())
 }
 
@@ -103,7 +101,7 @@ async fn create_table_as(
         rewrite::quote_ident(&relation.name)
     );
     if !def.with_data {
-        session.step.define(session.cluster().create_relation(relation, 1, false)).await?;
+        create(session, relation, 1, false).await?;
         return Ok("CREATE TABLE AS".to_owned());
     }
     let (id, undo) = undo::create(session, relation, 1, false).await?;

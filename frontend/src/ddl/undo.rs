@@ -70,6 +70,7 @@ pub async fn create(
     or_replace: bool,
 ) -> Result<(RelationId, Undo), SqlError> {
     let (cluster, step) = (Arc::clone(session.cluster()), Arc::clone(&session.step));
+    cluster.await_process_for(&relation).await?;
     let (answer, created) = oneshot::channel();
     let creating = async move {
         let of_session =

@@ -10,7 +10,7 @@ use millrace_planner::{Binder, BoundQuery};
 use millrace_rpc::catalog::{Column, Relation, RelationKind};
 
 use super::table::plain_column;
-use super::{Existing, check_name, create_and_wait};
+use super::{Existing, check_name, create, create_and_wait};
 use crate::query::SessionCatalog;
 use crate::query::catalog_view::fold;
 use crate::session::{Session, busy};
@@ -66,7 +66,7 @@ pub async fn create_view(
             check_replaced(&old.columns, &columns)?;
         }
         let relation = Relation { columns, ..relation };
-        session.step.define(session.cluster().create_relation(relation, 0, replace)).await?;
+        create(session, relation, 0, replace).await?;
     }
     Ok(tag.to_owned())
 }
