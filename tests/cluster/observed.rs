@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::SinkExt;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
+use crate::ctl::told;
 use crate::one;
 use crate::process::{Cluster, Process};
 use crate::sessions::{LIMIT, await_true};
@@ -57,6 +58,56 @@ async fn lookahead_of_jobs_elsewhere_is_shown() {
     for part in ["lookahead: ", " waited for", "S3 Standard"] {
         assert!(explained.contains(part), "{part}: {explained}");
     }
+}
+
+const EXPLAIN_NAMED: &str = "EXPLAIN ANALYZE MATERIALIZED VIEW named";
+/// Rows of the view that are not those of its query.
+const NAMED_WRONG: &str = "SELECT count(*) FROM named AS v FULL JOIN \
+    (SELECT o.id, i.name FROM orders AS o JOIN items AS i ON o.item = i.id) AS q \
+    ON v.id = q.id AND v.name = q.name WHERE v.id IS NULL OR q.id IS NULL";
+/// Keys of 512 bytes each that no compression makes much smaller: few have their block in common.
+const ITEMS: &str = "CREATE TABLE items (id bigint PRIMARY KEY, name text);
+    INSERT INTO items SELECT i, (SELECT string_agg(md5(concat(i, ':', n)), '') FROM generate_series(1, 16) AS p(n))
+        FROM generate_series(0, 19999) AS g(i)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_job_whose_tables_are_elsewhere_looks_ahead_where_it_sees_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["meta", "compute1", "compute2", "frontend1"];
+    let cluster = Cluster::start_with(dir.path(), &names).await;
+    let client = cluster.connect("frontend1").await;
+    run(&client, ITEMS).await;
+    run(&client, "CREATE TABLE orders (id bigint PRIMARY KEY, item bigint)").await;
+    let place = |job: &str, name: &str| {
+        told(&cluster.address("meta"), &["move", job, &cluster.address(name)]);
+    };
+    place("public.items", "compute1");
+    let view = "CREATE MATERIALIZED VIEW named AS \
+                SELECT o.id, i.name FROM orders AS o JOIN items AS i ON o.item = i.id";
+    run(&client, view).await;
+    place("public.named", "compute1");
+    let of_view = "WHERE relation_name = 'named'";
+    let in_memory = "FROM millrace_catalog.state_tables WHERE relation_name = 'named' \
+                     AND memory_bytes > 0";
+    await_true(&client, &format!("SELECT (count(*) = 0)::int::bigint {in_memory}")).await;
+    // There its state has never been in memory.
+    place("public.named", "compute2");
+    let looks = format!(
+        "SELECT count(*) FROM millrace_catalog.lookahead {of_view} AND place LIKE '%leaf%' AND hinted > 0"
+    );
+    let began = Instant::now();
+    let mut rows = 0i64;
+    while one::<i64>(&client, &looks).await == 0 {
+        assert!(began.elapsed() < LIMIT, "{}", lines(&client, EXPLAIN_NAMED).await);
+        for _ in 0..20 {
+            // No two of them are neighbours.
+            let row = format!("INSERT INTO orders VALUES ({rows}, {})", rows * 7919 % 20_000);
+            run(&client, &row).await;
+            rows += 1;
+        }
+        assert_eq!(one::<i64>(&client, "SELECT count(*) FROM named").await, rows);
+    }
+    assert_eq!(one::<i64>(&client, NAMED_WRONG).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

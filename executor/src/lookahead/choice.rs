@@ -19,6 +19,8 @@ pub struct Candidate {
     pub cost: f64,
     /// Not to be chosen: too much was read ahead in vain.
     pub is_barred: bool,
+    /// Nothing is seen there though rows come: not to be chosen where another place sees them.
+    pub is_silent: bool,
 }
 
 impl Candidate {
@@ -41,9 +43,11 @@ impl Candidate {
 
 /// The place to use, out of `candidates`, the earliest first; `active` is the one in use. `None`: all are barred.
 pub fn choose(candidates: &[Candidate], active: usize) -> Option<usize> {
+    let all = || 0..candidates.len();
     let free = |at: &usize| candidates.get(*at).is_some_and(|c| !c.is_barred);
-    let in_use = candidates.get(active).filter(|c| !c.is_barred);
-    let known = || (0..candidates.len()).filter(free).filter(|at| candidates[*at].is_known());
+    let open = |at: &usize| free(at) && !candidates[*at].is_silent;
+    let in_use = Some(active).filter(open).map(|at| &candidates[at]);
+    let known = || all().filter(open).filter(|at| candidates[*at].is_known());
     if in_use.is_some_and(|c| !c.is_known()) {
         return Some(active);
     }
@@ -65,8 +69,9 @@ pub fn choose(candidates: &[Candidate], active: usize) -> Option<usize> {
             best = Some((at, worth));
         }
     }
-    let next = || (active + 1..candidates.len()).find(free);
-    best.map(|(at, _)| at).or_else(next).or_else(|| (0..candidates.len()).rfind(free))
+    let next = || (active + 1..candidates.len()).find(open);
+    let other = || all().rfind(open).or_else(|| Some(active).filter(free));
+    best.map(|(at, _)| at).or_else(next).or_else(other).or_else(|| all().rfind(free))
 }
 
 /// Whether a place is to be left: what was read ahead in vain exceeds what it was worth. `value`: how many reads in
@@ -95,7 +100,7 @@ mod tests {
     /// A place where every epoch has this slack, and reads of these times.
     fn place(slack: i64, reads: &[i64]) -> Candidate {
         let epochs = reads.iter().cycle().take(MIN_EPOCHS).map(|read| (slack, *read)).collect();
-        Candidate { epochs, cost: 1.0, is_barred: false }
+        Candidate { epochs, cost: 1.0, ..Candidate::default() }
     }
 
     #[test]
@@ -156,6 +161,19 @@ mod tests {
             "nor is the one in use left"
         );
         assert_eq!(choose(&[Candidate::default()], 0), Some(0));
+    }
+
+    #[test]
+    fn a_place_that_sees_nothing_is_not_used_where_another_one_sees_rows() {
+        let silent = || Candidate { is_silent: true, ..Candidate::default() };
+        let was_seen = Candidate { is_silent: true, ..place(9_000, &[1_000]) };
+        let (leaf, new) = (place(500, &[1_000]), Candidate::default());
+        assert_eq!(choose(&[silent(), silent(), leaf.clone()], 0), Some(2));
+        assert_eq!(choose(&[was_seen, leaf], 0), Some(1), "whatever was seen there before");
+        assert_eq!(choose(&[silent(), new], 0), Some(1), "though little is known of the other");
+        assert_eq!(choose(&[silent(), silent()], 1), Some(1), "nothing is known of any");
+        let barred = Candidate { is_barred: true, ..place(500, &[1_000]) };
+        assert_eq!(choose(&[silent(), barred], 1), Some(0), "it may see rows some day");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::Due;
 use super::chain::{Chain, Walk};
-use super::choice::{Candidate, choose, quantile, sorted};
+use super::choice::{Candidate, MIN_EPOCHS, choose, quantile, sorted};
 
 /// Epochs that are remembered.
 pub const EPOCHS: usize = 256;
@@ -197,7 +197,7 @@ pub struct Side {
     subject: Option<Subject>,
     /// The earliest first.
     spots: Vec<Spot>,
-    /// The one that was chosen, and the earliest that has not been left.
+    /// The one that was chosen, and the earliest that sees rows and has not been left.
     chosen: AtomicUsize,
     earliest: AtomicUsize,
     /// The one that was in use when that was last asked, and how often another was.
@@ -227,12 +227,35 @@ struct SpotTimes {
     unused: f64,
     /// Not chosen before this many epochs.
     barred: u64,
+    /// The last epochs, in a row, of whose rows it has seen none.
+    unseen: usize,
 }
 
 impl SpotTimes {
     fn new() -> SpotTimes {
         let (seen, epochs) = (VecDeque::new(), VecDeque::new());
-        SpotTimes { seen, epochs, used: 0.0, unused: 0.0, barred: 0 }
+        SpotTimes { seen, epochs, used: 0.0, unused: 0.0, barred: 0, unseen: 0 }
+    }
+
+    /// An epoch with rows has passed, the first of which came then. `last`: when the place has seen some of them.
+    fn pass(&mut self, began: Instant, last: Option<Instant>, slowest: i64) {
+        match last {
+            Some(last) => {
+                self.unseen = 0;
+                push(&mut self.epochs, (micros_between(last, began), slowest));
+            }
+            None => self.unseen = self.unseen.saturating_add(1),
+        }
+    }
+
+    /// Rows do not come by this place: those of a job in another process are not seen before they are committed.
+    fn is_silent(&self) -> bool {
+        self.unseen >= MIN_EPOCHS
+    }
+
+    /// It may be chosen.
+    fn is_open(&self, epochs: u64) -> bool {
+        epochs >= self.barred && !self.is_silent()
     }
 
     /// When rows of the epochs after `after` up to `epoch` were last looked at. Forgets them.
@@ -255,6 +278,7 @@ impl SpotTimes {
             epochs: self.epochs.iter().copied().collect(),
             cost: if self.used > 0.0 { 1.0 + self.unused / self.used } else { 1.0 },
             is_barred: epochs < self.barred,
+            is_silent: self.is_silent(),
         }
     }
 }
@@ -340,8 +364,8 @@ impl Side {
         let began = notes.began.get(self.port).copied().flatten();
         for of_spot in &mut times.of_spots {
             let last = of_spot.last_of(after, epoch);
-            if let Some((began, last)) = began.zip(last) {
-                push(&mut of_spot.epochs, (micros_between(last, began), notes.slowest_micros()));
+            if let Some(began) = began {
+                of_spot.pass(began, last, notes.slowest_micros());
             }
         }
         if let Some(of_spot) = times.of_spots.get_mut(self.in_use()) {
@@ -356,7 +380,10 @@ impl Side {
 
     /// Takes the best place; whether there is one.
     fn choose(&self, times: &Times) -> bool {
-        let Some(earliest) = times.of_spots.iter().position(|s| times.epochs >= s.barred) else {
+        let first =
+            |is_taken: &dyn Fn(&SpotTimes) -> bool| times.of_spots.iter().position(is_taken);
+        let open = first(&|spot| spot.is_open(times.epochs));
+        let Some(earliest) = open.or_else(|| first(&|spot| times.epochs >= spot.barred)) else {
             return false;
         };
         self.earliest.store(earliest, Ordering::Relaxed);
@@ -376,7 +403,7 @@ impl Side {
         let mut times = self.times.lock();
         let in_use = self.in_use();
         let others = times.of_spots.iter().enumerate().filter(|(at, _)| *at != in_use);
-        if !others.map(|(_, s)| s).any(|s| times.epochs >= s.barred) {
+        if !others.map(|(_, s)| s).any(|s| s.is_open(times.epochs)) {
             return false;
         }
         let until = times.epochs + BARRED_EPOCHS;
@@ -436,7 +463,6 @@ fn micros_between(from: Instant, to: Instant) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::super::chain::chain_to;
-    use super::super::choice::MIN_EPOCHS;
     use super::super::operator::{Activation, EpochReads, OperatorLookahead};
     use super::*;
     use crate::memory::MemoryGovernor;
@@ -515,6 +541,29 @@ mod tests {
         assert_eq!((sides[0].active(), sides[0].changes()), (Some(ENTRY), 2));
         let seen = sides[0].times.lock().of_spots.iter().map(|s| s.seen.len()).sum::<usize>();
         assert_eq!(seen, 0, "what has passed is forgotten");
+    }
+
+    #[test]
+    fn a_place_that_sees_no_rows_is_passed_over_until_it_does() {
+        let (epochs, sides) = sides();
+        let elsewhere = |range: std::ops::Range<u64>| {
+            for epoch in range {
+                let now = Instant::now();
+                sides[0].note(ROOT, &Due::at(epoch), now);
+                let slowest = Some(10 * MS);
+                epochs.pass(epoch, &EpochNotes { slowest, ..began(now + 6 * MS) }, &sides);
+            }
+        };
+        let many = MIN_EPOCHS as u64;
+        elsewhere(2..1 + many);
+        assert_eq!(sides[0].active(), Some(ENTRY), "little is known yet");
+        elsewhere(1 + many..2 + many);
+        assert_eq!(sides[0].active(), Some(ROOT));
+        assert!(!sides[0].leave(), "the other one sees nothing");
+        run(&epochs, &sides, 1_000..999 + many, 10);
+        assert_eq!(sides[0].active(), Some(ROOT), "little is known of it");
+        run(&epochs, &sides, 2_000..2_000 + CHOICE_EPOCHS, 10);
+        assert_eq!(sides[0].active(), Some(ENTRY), "it has more lead");
     }
 
     #[test]
