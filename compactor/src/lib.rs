@@ -204,6 +204,7 @@ mod tests {
     use millrace_common::access::AccessClass;
     use millrace_common::{Epoch, JobId, RelationId};
     use millrace_rpc::catalog::Relation;
+    use millrace_rpc::services::MergedTable;
     use millrace_rpc::version::{JobVersion, RunMeta};
     use millrace_storage::{JobStore, Persisted, RowStorage, ScanOptions, Snapshot, StoreOptions};
     use object_store::memory::InMemory;
@@ -265,9 +266,16 @@ mod tests {
     }
 
     fn task(inputs: Vec<RunMeta>) -> CompactionTask {
-        let relation = Relation::default();
-        let (horizon, bottom) = (Epoch::ZERO, true);
-        CompactionTask { task_id: 1, job: JOB, relation, inputs, target_level: 1, horizon, bottom }
+        CompactionTask {
+            task_id: 1,
+            job: JOB,
+            relation: Relation::default(),
+            inputs,
+            table: MergedTable::default(),
+            target_level: 1,
+            horizon: Epoch::ZERO,
+            bottom: true,
+        }
     }
 
     #[tokio::test]

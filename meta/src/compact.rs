@@ -1,6 +1,7 @@
 //! Compaction scheduling: which job's runs to rewrite next, on whatever compactor there is
 //! (docs/design.md §9).
 //!
+//! A task has all that who does it needs to know of the job, as of the version that its runs were picked from.
 //! A compaction is valid while its input runs are part of the version and the job has the generation it
 //! was planned in; its result takes effect by a record in the log, which the worker is sent like all. Only
 //! jobs whose worker has opened their state are compacted, so that no worker misses an edit between
@@ -15,9 +16,10 @@ use millrace_common::access::AccessClass;
 use millrace_common::collections::HashSet;
 use millrace_common::task::spawn;
 use millrace_common::{Generation, JobId, SqlError, crash};
+use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{EditVersion, Entry};
-use millrace_rpc::services::CompactionTask;
-use millrace_rpc::version::retention_counter;
+use millrace_rpc::services::{CompactionTask, MergedTable};
+use millrace_rpc::version::{JobVersion, retention_counter};
 use millrace_storage::compaction::{Pick, pick};
 use millrace_storage::read_counts::TableReads;
 use parking_lot::Mutex;
@@ -65,6 +67,25 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.0.0.send_modify(|taken| *taken = taken.saturating_sub(1));
     }
+}
+
+/// A rewriting of a job's runs, and what it was picked from.
+struct Picked {
+    pick: Pick,
+    version: Arc<JobVersion>,
+    relation: Arc<Relation>,
+}
+
+/// What a task tells of a state table beside the catalog entry of its job.
+fn merged_table(relation: &Relation, version: &JobVersion, table: u32) -> MergedTable {
+    // A graph says nothing of a table's rows, and the rows of a detached job are open as the catalog describes them.
+    let is_of_catalog = relation.kind() == RelationKind::Table || version.detached.is_some();
+    let position = match is_of_catalog {
+        true => None,
+        false => version.graph_position(relation.first_table_id, relation.table_count, table),
+    };
+    let bound = version.counters.get(&retention_counter(table)).map(|bound| *bound as i64);
+    MergedTable { position, bound }
 }
 
 pub struct Scheduler {
@@ -134,16 +155,19 @@ impl Scheduler {
 
     fn score(&mut self, job: JobId) {
         let (picked, now) = (self.pick(job), self.shared.env.now());
-        let merge = |(p, _): &(Pick, Generation)| Merge::of(job, &p.inputs, p.target_level);
-        self.shared.compactions.queue(job, picked.as_ref().map(merge), now);
-        self.candidates.set(job, picked.map(|(picked, _)| picked.score), now);
+        let pick = picked.as_ref().map(|picked| &picked.pick);
+        let merge = pick.map(|pick| Merge::of(job, &pick.inputs, pick.target_level));
+        self.shared.compactions.queue(job, merge, now);
+        self.candidates.set(job, pick.map(|pick| pick.score), now);
     }
 
     /// The most useful rewriting of a job's runs, if any is worth it.
-    fn pick(&self, job: JobId) -> Option<(Pick, Generation)> {
-        let version = Arc::clone(&self.shared.state.read().jobs.get(&job)?.version);
-        let generation = Generation(version.generation);
-        if self.shared.job(job)?.started() != Some(generation) {
+    fn pick(&self, job: JobId) -> Option<Picked> {
+        let (version, relation) = {
+            let state = self.shared.state.read();
+            (Arc::clone(&state.jobs.get(&job)?.version), Arc::clone(state.relations.get(&job)?))
+        };
+        if self.shared.job(job)?.started() != Some(Generation(version.generation)) {
             return None;
         }
         let class = |table| (self.class)(job, table);
@@ -151,7 +175,8 @@ impl Scheduler {
         let cleaned = |table| version.counters.contains_key(&retention_counter(table));
         let busy = self.busy.lock();
         let is_busy = |run| busy.contains(&run);
-        Some((pick(&version.runs, &version.tail, class, reads, cleaned, is_busy)?, generation))
+        let pick = pick(&version.runs, &version.tail, class, reads, cleaned, is_busy)?;
+        Some(Picked { pick, version, relation })
     }
 
     /// The most urgent compaction of all jobs; its runs are busy from now on.
@@ -159,10 +184,8 @@ impl Scheduler {
         loop {
             let job = self.candidates.take_best(self.shared.env.now())?;
             self.shared.compactions.queue(job, None, self.shared.env.now());
-            let Some((picked, generation)) = self.pick(job) else { continue };
-            let Pick { inputs, target_level, bottom, .. } = picked;
-            let relation = self.shared.state.read().relations.get(&job).cloned();
-            let Some(relation) = relation.map(Arc::unwrap_or_clone) else { continue };
+            let Some(Picked { pick, version, relation }) = self.pick(job) else { continue };
+            let Pick { table_id, inputs, target_level, bottom, .. } = pick;
             let Some(horizon) = self.shared.give_horizon(job) else { continue };
             self.busy.lock().extend(inputs.iter().map(|r| r.run_id));
             let task_id = self.next_task;
@@ -174,9 +197,19 @@ impl Scheduler {
             self.shared.compactions.begin(task_id, merge, own, self.shared.env.now());
             // Another table of the job may be worth it too.
             self.score(job);
-            let task =
-                CompactionTask { task_id, job, relation, inputs, target_level, horizon, bottom };
-            return Some((task, generation));
+            let table = merged_table(&relation, &version, table_id);
+            let relation = Arc::unwrap_or_clone(relation);
+            let task = CompactionTask {
+                task_id,
+                job,
+                relation,
+                inputs,
+                table,
+                target_level,
+                horizon,
+                bottom,
+            };
+            return Some((task, Generation(version.generation)));
         }
     }
 }
@@ -247,4 +280,36 @@ async fn compact(
         Err(void) => debug!(job = label, %void, "a compaction came too late"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_rpc::version::Detached;
+
+    use super::*;
+
+    #[test]
+    fn a_task_tells_where_a_table_is_described_and_what_is_kept_of_it() {
+        let view = Relation {
+            kind: RelationKind::MaterializedView as i32,
+            first_table_id: 10,
+            table_count: 3,
+            ..Relation::default()
+        };
+        let counters = [(retention_counter(12), -5_i64 as u64)].into();
+        let version = JobVersion { counters, ..JobVersion::default() };
+        let told = |relation: &Relation, version: &JobVersion, table| {
+            let MergedTable { position, bound } = merged_table(relation, version, table);
+            (position, bound)
+        };
+        assert_eq!(told(&view, &version, 10), (Some(0), None));
+        assert_eq!(told(&view, &version, 12), (Some(2), Some(-5)));
+        let rebuilt = JobVersion { rebuilt_tables: 50, ..version.clone() };
+        assert_eq!(told(&view, &rebuilt, 52), (Some(2), None));
+
+        let detached = JobVersion { detached: Some(Detached::default()), ..version.clone() };
+        assert_eq!(told(&view, &detached, 10), (None, None));
+        let table = Relation { kind: RelationKind::Table as i32, ..view };
+        assert_eq!(told(&table, &version, 10), (None, None));
+    }
 }

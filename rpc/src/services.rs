@@ -128,13 +128,25 @@ pub trait ComputeService: Send + Sync {
     async fn poll_source(&self, poll: PollSource) -> Result<Polled, SqlError>;
 }
 
-/// A compaction that meta asks for.
+/// What the catalog entry of a job does not tell of a state table, as of the version that has the runs to be merged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MergedTable {
+    /// Its place among the tables of the job's graph; `None`: it has the relation's rows, as the catalog entry says.
+    pub position: Option<u32>,
+    /// From when on its entries are kept, in microseconds; `None`: all are.
+    pub bound: Option<i64>,
+}
+
+/// A compaction that meta asks for. Who does it needs to know nothing else of the job.
 #[derive(Clone, Debug)]
 pub struct CompactionTask {
     pub task_id: u64,
     pub job: JobId,
     pub relation: Relation,
+    /// Of one state table.
     pub inputs: Vec<RunMeta>,
+    /// That table.
+    pub table: MergedTable,
     pub target_level: u32,
     /// Versions at or below may be merged into one.
     pub horizon: Epoch,

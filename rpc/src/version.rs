@@ -213,6 +213,15 @@ impl JobVersion {
             rebuilt => rebuilt + position,
         }
     }
+
+    /// The position in the job's graph of a state table of the job, given the relation's first and how many the graph
+    /// has. In a rebuild the relation's rows are described as the table beside them is.
+    pub fn graph_position(&self, first: u32, count: u32, table: u32) -> Option<u32> {
+        match table == first {
+            true => Some(0),
+            false => (0..count).find(|position| self.state_table(first, *position) == table),
+        }
+    }
 }
 
 /// No later change of the relation has a smaller value in the column.
@@ -441,6 +450,22 @@ mod tests {
         let hex: String = bytes.iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, body);
         assert_eq!(JobVersion::decode(&bytes[..]).unwrap(), version);
+    }
+
+    #[test]
+    fn a_state_table_is_found_in_the_graph_before_a_rebuild_in_it_and_after_it() {
+        let version = |rebuilt_tables, content_epoch| JobVersion {
+            rebuilt_tables,
+            content_epoch,
+            ..JobVersion::default()
+        };
+        let positions = |version: JobVersion| {
+            [9, 10, 12, 13, 50, 52, 53].map(|table| version.graph_position(10, 3, table))
+        };
+        assert_eq!(positions(version(0, 0)), [None, Some(0), Some(2), None, None, None, None]);
+        let rebuilding = [None, Some(0), None, None, Some(0), Some(2), None];
+        assert_eq!(positions(version(50, 7)), rebuilding);
+        assert_eq!(positions(version(50, 0)), [None, Some(0), None, None, None, Some(2), None]);
     }
 
     /// As releases wrote it whose slices and runs were counted, and not numbered by commit and part.

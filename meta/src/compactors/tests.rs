@@ -2,6 +2,7 @@ use millrace_common::Epoch;
 use millrace_common::RelationId;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
+use millrace_rpc::services::MergedTable;
 use millrace_rpc::version::RunMeta;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -124,6 +125,7 @@ fn task(task_id: u64, bytes: u64) -> CompactionTask {
         job: JOB,
         relation: Relation::default(),
         inputs: vec![RunMeta { length: bytes, ..RunMeta::default() }],
+        table: MergedTable::default(),
         target_level: 1,
         horizon: Epoch::ZERO,
         bottom: true,

@@ -8,7 +8,7 @@ use millrace_common::{Epoch, Generation, JobId, RelationId};
 use crate::call_error::{CallError, error_from_proto, error_to_proto};
 use crate::log::SplitOffset;
 use crate::proto::{self, entry_outcome, live_part, poll_source_answer};
-use crate::services::{CompactionTask, LivePart, PartKind, RunningJob, StartJob};
+use crate::services::{CompactionTask, LivePart, MergedTable, PartKind, RunningJob, StartJob};
 use crate::source_poll::{More, PollSource, Polled};
 use crate::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamMessage};
 
@@ -187,6 +187,20 @@ impl From<proto::Acknowledged> for Acknowledged {
     }
 }
 
+impl From<MergedTable> for proto::MergedTable {
+    fn from(table: MergedTable) -> proto::MergedTable {
+        let MergedTable { position, bound } = table;
+        proto::MergedTable { position, bound }
+    }
+}
+
+impl From<proto::MergedTable> for MergedTable {
+    fn from(table: proto::MergedTable) -> MergedTable {
+        let proto::MergedTable { position, bound } = table;
+        MergedTable { position, bound }
+    }
+}
+
 impl From<CompactionTask> for proto::CompactionTask {
     fn from(task: CompactionTask) -> proto::CompactionTask {
         proto::CompactionTask {
@@ -197,6 +211,7 @@ impl From<CompactionTask> for proto::CompactionTask {
             target_level: task.target_level,
             horizon: task.horizon.0,
             bottom: task.bottom,
+            table: Some(task.table.into()),
         }
     }
 }
@@ -210,6 +225,7 @@ impl TryFrom<proto::CompactionTask> for CompactionTask {
             job: RelationId(task.job),
             relation: required(task.relation, "relation")?,
             inputs: task.inputs,
+            table: required(task.table, "table")?.into(),
             target_level: task.target_level,
             horizon: Epoch(task.horizon),
             bottom: task.bottom,

@@ -3,7 +3,7 @@
 
 use millrace_rpc::log::{SetSetting, SourceSplit, SplitOffset};
 use millrace_rpc::proto;
-use millrace_rpc::version::StatementId;
+use millrace_rpc::version::{RunMeta, StatementId};
 use prost::Message;
 
 fn hex(message: &impl Message) -> String {
@@ -45,6 +45,19 @@ fn golden_requests_of_each_service() {
         hex(&copy),
         "0a10".to_owned() + "0807" + "12016f" + "18ac02" + "2005" + "2a0408041002"
     );
+
+    let task = proto::CompactionTask {
+        task_id: 1,
+        job: 7,
+        relation: None,
+        inputs: vec![RunMeta { run_id: 4, ..RunMeta::default() }],
+        target_level: 2,
+        horizon: 300,
+        bottom: true,
+        table: Some(proto::MergedTable { position: Some(0), bound: Some(-1) }),
+    };
+    let expected = ["0801", "1007", "22020804", "2802", "30ac02", "3801", "4204", "0800", "1001"];
+    assert_eq!(hex(&task), expected.concat());
 
     let read = proto::ReadEpochRequest { relations: vec![7, 300], timeout_ms: 10, fresh: true };
     assert_eq!(hex(&read), "0a0307ac02".to_owned() + "100a" + "1801");

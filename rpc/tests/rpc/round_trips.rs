@@ -19,7 +19,7 @@ use millrace_rpc::dml::{
 };
 use millrace_rpc::log::{LogRecord, RegisterProcess};
 use millrace_rpc::rows::encoded_batches;
-use millrace_rpc::services::{CompactionTask, Cut, LivePart, PartKind, StartJob};
+use millrace_rpc::services::{CompactionTask, Cut, LivePart, MergedTable, PartKind, StartJob};
 use millrace_rpc::source_poll::PollSource;
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{StatementId, VersionEdit};
@@ -135,18 +135,22 @@ async fn compute() {
 #[tokio::test]
 async fn compactor() {
     both(async |clients| {
-        let task = CompactionTask {
-            task_id: 1,
-            job: JOB,
-            relation: relation(),
-            inputs: vec![filled::one("millrace.version.RunMeta")],
-            target_level: 2,
-            horizon: Epoch(3),
-            bottom: true,
-        };
-        let edit = clients.compactor.compact(task.clone()).await.unwrap();
-        assert_eq!(edit, filled::one("millrace.version.VersionEdit"));
-        assert_eq!(clients.fake.seen(), shown(task));
+        let cleaned = MergedTable { position: Some(0), bound: Some(-(1 << 40)) };
+        for table in [MergedTable::default(), cleaned] {
+            let task = CompactionTask {
+                task_id: 1,
+                job: JOB,
+                relation: relation(),
+                inputs: vec![filled::one("millrace.version.RunMeta")],
+                table,
+                target_level: 2,
+                horizon: Epoch(3),
+                bottom: true,
+            };
+            let edit = clients.compactor.compact(task.clone()).await.unwrap();
+            assert_eq!(edit, filled::one("millrace.version.VersionEdit"));
+            assert_eq!(clients.fake.seen(), shown(task));
+        }
         let kinds =
             [PartKind::Run { run_id: 4, meta_length: 5 }, PartKind::Slice, PartKind::Staged];
         let part =
