@@ -2,8 +2,9 @@
 //! answers with the edit that swaps runs. Nothing it writes counts until that edit is committed, so a
 //! task may be lost, repeated or done twice.
 //!
-//! Inside a process that has the job open it takes the tables' schemas from there. Elsewhere it is given a way to
-//! learn them ([`Tables`]); what it replaces is then what the log names, which every process applies in its order.
+//! A task has all that it needs to know of the job. Inside a process that has the job open the schemas of its tables are
+//! taken from there; elsewhere the task describes them ([`Describe`]), and the log is not needed. What it replaces is
+//! then what the log names, which every process applies in its order.
 
 // Tests may take what clippy.toml keeps from the engine.
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -36,7 +37,7 @@ pub enum CompactorError {
     NoInputs { task: u64 },
     #[error("compaction task {task} mixes runs of several state tables")]
     MixedTables { task: u64 },
-    #[error("state table {table} of compaction task {task} is not open here")]
+    #[error("state table {table} of compaction task {task} is not known here")]
     UnknownTable { task: u64, table: TableId },
     #[error("the inputs of compaction task {task} have not come to the open job")]
     InputsMissing { task: u64 },
@@ -59,17 +60,15 @@ impl From<CompactorError> for SqlError {
     }
 }
 
-/// Describes the state table of a task where its job is not open, and below which time its rows are not kept.
-pub type Tables = Arc<
-    dyn Fn(&CompactionTask) -> Result<Option<(TableDesc, Option<i64>)>, SqlError> + Send + Sync,
->;
+/// Describes the state table of a task by the task alone; `None`: its job has no such table.
+pub type Describe = fn(&CompactionTask) -> Result<Option<TableDesc>, SqlError>;
 
 /// Does compactions, a few at a time.
 pub struct Compactor {
     store: Arc<StateStore>,
     slots: Semaphore,
     /// `None`: jobs are open here.
-    tables: Option<Tables>,
+    describe: Option<Describe>,
 }
 
 impl Compactor {
@@ -78,33 +77,25 @@ impl Compactor {
     }
 
     pub fn with_parallelism(store: Arc<StateStore>, parallelism: usize) -> Compactor {
-        Compactor { store, slots: Semaphore::new(parallelism.max(1)), tables: None }
+        Compactor { store, slots: Semaphore::new(parallelism.max(1)), describe: None }
     }
 
     /// One in a process that runs no jobs.
-    pub fn elsewhere(store: Arc<StateStore>, tables: Tables) -> Compactor {
-        Compactor { tables: Some(tables), ..Compactor::new(store) }
+    pub fn elsewhere(store: Arc<StateStore>, describe: Describe) -> Compactor {
+        Compactor { describe: Some(describe), ..Compactor::new(store) }
     }
 
     async fn run(&self, task: CompactionTask) -> Result<VersionEdit, CompactorError> {
         let desc = self.table(&task)?;
-        if self.tables.is_none() {
+        if self.describe.is_none() {
             self.wait_for_inputs(&task).await?;
         }
         let _slot = self.slots.acquire().await.map_err(|_| CompactorError::ShuttingDown)?;
-        let (desc, bound) = match desc {
-            Described::Open(desc) => {
-                let job = self.store.job(task.job);
-                let bound = job.and_then(|job| job.bound(desc.id));
-                (desc, bound)
-            }
-            Described::Elsewhere(desc, bound) => (desc, bound),
-        };
-        let CompactionTask { inputs, target_level, horizon, bottom, .. } = &task;
+        let CompactionTask { inputs, table, target_level, horizon, bottom, .. } = &task;
         let edit = compaction::compact(
             &self.store,
             &desc,
-            bound,
+            table.bound,
             inputs,
             *target_level,
             *horizon,
@@ -144,7 +135,7 @@ impl Compactor {
         // As for a compaction: a job that took in runs after it was told that they have moved would go on reading them,
         // and keep them, where they were. One that is not open will read the log.
         for (job, runs) in runs {
-            if self.tables.is_some() {
+            if self.describe.is_some() {
                 break;
             }
             let there = self.store.wait_for_runs(job, &runs);
@@ -157,32 +148,18 @@ impl Compactor {
     }
 
     /// The one table that all inputs belong to.
-    fn table(&self, task: &CompactionTask) -> Result<Described, CompactorError> {
+    fn table(&self, task: &CompactionTask) -> Result<Arc<TableDesc>, CompactorError> {
         let first = task.inputs.first().ok_or(CompactorError::NoInputs { task: task.task_id })?;
         if task.inputs.iter().any(|r| r.table_id != first.table_id) {
             return Err(CompactorError::MixedTables { task: task.task_id });
         }
         let table = TableId(first.table_id);
-        let unknown = CompactorError::UnknownTable { task: task.task_id, table };
-        match &self.tables {
-            None => {
-                let open = self.store.job(task.job).and_then(|job| job.table(table));
-                open.map(Described::Open).ok_or(unknown)
-            }
-            Some(tables) => {
-                let described = tables(task).map_err(CompactorError::Description)?;
-                let (desc, bound) = described.ok_or(unknown)?;
-                Ok(Described::Elsewhere(Arc::new(desc), bound))
-            }
-        }
+        let desc = match self.describe {
+            None => self.store.job(task.job).and_then(|job| job.table(table)),
+            Some(describe) => describe(task).map_err(CompactorError::Description)?.map(Arc::new),
+        };
+        desc.ok_or(CompactorError::UnknownTable { task: task.task_id, table })
     }
-}
-
-/// Where the description of a table comes from.
-enum Described {
-    Open(Arc<TableDesc>),
-    /// With the time below which rows are not kept.
-    Elsewhere(Arc<TableDesc>, Option<i64>),
 }
 
 #[async_trait]

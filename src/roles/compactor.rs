@@ -1,18 +1,20 @@
 //! `millrace compactor`: a process that merges runs and nothing else. It keeps nothing, and may be killed at any time.
+//!
+//! What it needs to know of a job is in the task. It reads the log when it starts, to know its store and the meta
+//! processes; for whether it is fenced, while no leader answers; and, a while after a result, for whether that was taken.
 
 use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use millrace_common::{RelationId, SqlError, TableId};
-use millrace_compactor::{Compactor, HandedOver, Tables};
+use millrace_common::SqlError;
+use millrace_compactor::{Compactor, HandedOver};
 use millrace_executor::worker::describe_table;
 use millrace_meta::LogFollower;
 use millrace_rpc::control::Heartbeat;
-use millrace_rpc::log::{MoveParts, ProcessRole};
+use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::Server;
-use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
-use millrace_rpc::version::VersionEdit;
+use millrace_rpc::services::CompactorService;
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, StoreOptions};
 use tokio_util::task::AbortOnDropHandle;
@@ -66,19 +68,11 @@ impl CompactorProcess {
         })
         .await?;
         let handed_over = Arc::<HandedOver>::default();
-        let compactor = Following {
-            follower: Arc::clone(&follower),
-            inner: Recorded {
-                inner: BackgroundCompactor {
-                    compactor: Arc::new(Compactor::elsewhere(
-                        Arc::clone(&store),
-                        tables(&follower),
-                    )),
-                    runtime: background,
-                },
-                handed_over: Arc::clone(&handed_over),
-                env: env.clone(),
-            },
+        let compactor = Compactor::elsewhere(Arc::clone(&store), describe_table);
+        let compactor = Recorded {
+            inner: BackgroundCompactor { compactor: Arc::new(compactor), runtime: background },
+            handed_over: Arc::clone(&handed_over),
+            env: env.clone(),
         };
         let server = Server::new(Arc::clone(&link.admission));
         let server = server.compactor(Arc::new(compactor) as Arc<dyn CompactorService>);
@@ -123,35 +117,5 @@ impl CompactorProcess {
         if let Some(runtimes) = self.runtimes {
             runtimes.leave();
         }
-    }
-}
-
-/// State tables as the log describes them.
-fn tables(follower: &Arc<LogFollower>) -> Tables {
-    let follower = Arc::clone(follower);
-    Arc::new(move |task: &CompactionTask| {
-        let job = RelationId(task.relation.id);
-        let version = follower.read(|state| state.jobs.get(&job).map(|j| Arc::clone(&j.version)));
-        let (Some(version), Some(first)) = (version, task.inputs.first()) else { return Ok(None) };
-        let described = describe_table(&task.relation, &version, TableId(first.table_id));
-        described.map_err(|e| e.into_sql())
-    })
-}
-
-/// Reads the log before each task: it describes the task's tables.
-struct Following {
-    follower: Arc<LogFollower>,
-    inner: Recorded,
-}
-
-#[async_trait::async_trait]
-impl CompactorService for Following {
-    async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
-        self.follower.catch_up().await?;
-        self.inner.compact(task).await
-    }
-
-    async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
-        self.inner.copy_parts(parts).await
     }
 }

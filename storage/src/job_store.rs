@@ -593,11 +593,6 @@ impl JobStore {
         });
     }
 
-    /// The bound below which a table's entries are gone; `None`: all are kept.
-    pub fn bound(&self, table: TableId) -> Option<i64> {
-        Some(self.version().table(table).ok()?.retain?.bound)
-    }
-
     /// No read will need versions below this epoch.
     pub fn set_horizon(&self, horizon: Epoch) {
         self.update(|version| version.horizon = version.horizon.max(horizon));

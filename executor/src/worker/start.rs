@@ -11,7 +11,7 @@ use millrace_graph::codec::decode_graph;
 use millrace_graph::{JobGraph, Operator, StateTable};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::request::carried;
-use millrace_rpc::services::StartJob;
+use millrace_rpc::services::{CompactionTask, StartJob};
 use millrace_rpc::version::{JobVersion, retention_counter};
 use millrace_storage::{JobStore, TableDesc};
 
@@ -92,38 +92,37 @@ pub fn rows_table(relation: &Relation) -> Result<TableDesc, ExecError> {
     })
 }
 
-/// A state table of a job, and below which time its rows are not kept, for who compacts it without running the job.
-pub fn describe_table(
-    relation: &Relation,
-    version: &JobVersion,
-    table: TableId,
-) -> Result<Option<(TableDesc, Option<i64>)>, ExecError> {
-    let tables = match decode_graph(&relation.graph) {
-        _ if relation.kind() == RelationKind::Table || version.detached.is_some() => {
-            vec![rows_table(relation)?]
-        }
-        Ok(graph) => tables(relation, version, &graph),
-        Err(e) => return Err(ExecError::Sql(e.into())),
+/// The state table whose runs a task names, for who merges them without running the job: by the task alone. `None`: the
+/// job has no such table.
+pub fn describe_table(task: &CompactionTask) -> Result<Option<TableDesc>, SqlError> {
+    let Some(run) = task.inputs.first() else { return Ok(None) };
+    let Some(position) = task.table.position else {
+        let rows = rows_table(&task.relation).map_err(ExecError::into_sql)?;
+        return Ok(Some(rows).filter(|rows| rows.id == TableId(run.table_id)));
     };
-    let bounds = bounds(version, &tables);
-    let bound = bounds.iter().find(|(id, _)| *id == table).map(|(_, bound)| *bound);
-    Ok(tables.into_iter().find(|t| t.id == table).map(|desc| (desc, bound)))
+    let graph = decode_graph(&task.relation.graph)?;
+    Ok(graph.tables.get(position as usize).map(|table| described(run.table_id, table)))
 }
 
 fn tables(relation: &Relation, version: &JobVersion, graph: &JobGraph) -> Vec<TableDesc> {
     let first = relation.first_table_id;
-    let describe = |(id, table): (u32, &StateTable)| TableDesc {
-        retention: table.retention.as_ref().map(|r| r.by),
+    // In a rebuild what is computed is collected beside the rows.
+    let rows = graph.tables.first().filter(|_| version.is_rebuilding()).map(|rows| (first, rows));
+    let tables = rows.into_iter().chain(state_tables(relation, version, graph));
+    tables.map(|(id, table)| described(id, table)).collect()
+}
+
+/// A table of a job's graph, with its id.
+fn described(id: u32, table: &StateTable) -> TableDesc {
+    TableDesc {
         id: TableId(id),
         name: table.name.clone(),
         value_schema: Arc::clone(&table.value_schema),
         storage: table.storage,
         class: table.class,
         relation: table.relation,
-    };
-    // In a rebuild what is computed is collected beside the rows.
-    let rows = graph.tables.first().filter(|_| version.is_rebuilding()).map(|rows| (first, rows));
-    rows.into_iter().chain(state_tables(relation, version, graph)).map(describe).collect()
+        retention: table.retention.as_ref().map(|r| r.by),
+    }
 }
 
 /// The tables of a job's graph, with their ids.

@@ -5,6 +5,7 @@ mod adoption;
 mod ahead;
 mod chains;
 mod closing;
+mod compaction;
 mod fed;
 mod inside;
 mod lookahead;
