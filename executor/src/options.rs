@@ -277,17 +277,53 @@ mod tests {
 
     #[test]
     fn a_job_takes_what_its_relation_tells() {
-        let options = |name: &str| match name {
-            "lookahead" => Some("topn:root"),
-            "lookahead_sketch_threshold" => Some("7"),
-            "lookahead_sketch_rows" => Some("2"),
-            "lookahead_value" => Some("50"),
-            "lookahead_credits" => Some("8192"),
-            _ => None,
-        };
-        let own = ExecOptions::default().for_job(options);
+        let told = [
+            ("lookahead", "topn:root"),
+            ("state_access", "sync"),
+            ("state_cache_policy", "clock"),
+            ("lookahead_sketch_rows", "2"),
+            ("lookahead_sketch_counters", "5000"),
+            ("lookahead_sketch_threshold", "7"),
+            ("lookahead_sketch_halve_after", "300"),
+            ("lookahead_value", "50"),
+            ("lookahead_requests", "3"),
+            ("lookahead_bytes", "4096"),
+            ("lookahead_credits", "8192"),
+        ];
+        assert_eq!(told.map(|(name, _)| name), JOB_OPTIONS);
+        for (name, value) in told {
+            assert_eq!(find(name).unwrap().check(value).unwrap(), value, "{name}");
+        }
+        let option = |name: &str| told.iter().find(|(of, _)| *of == name).map(|(_, value)| *value);
+        let own = ExecOptions::default().for_job(option);
         assert_eq!(own.lookahead, LookaheadMode::Operator("topn", Place::Root));
-        assert_eq!((own.lookahead_value, own.hint_credits), (0.5, 8_192));
-        assert_eq!(own.sketch, SketchOptions { rows: 2, threshold: 7, ..Default::default() });
+        assert_eq!(own.state_access, StateAccess::Synchronous);
+        assert_eq!(own.eviction, Eviction::Clock);
+        let sketch = SketchOptions { rows: 2, counters: 5_000, threshold: 7, halve_after: 300 };
+        assert_eq!(own.sketch, sketch);
+        assert_eq!(own.lookahead_value, 0.5);
+        assert_eq!((own.prefetch_requests, own.prefetch_bytes), (3, 4_096));
+        assert_eq!(own.hint_credits, 8_192);
+    }
+
+    #[test]
+    fn a_job_that_is_told_nothing_runs_as_the_worker_does() {
+        let worker = ExecOptions {
+            state_access: StateAccess::Synchronous,
+            eviction: Eviction::Lru,
+            prefetch_requests: 9,
+            ..ExecOptions::default()
+        };
+        let own = worker.for_job(|_| None);
+        assert_eq!(own.state_access, StateAccess::Synchronous);
+        assert_eq!((own.eviction, own.prefetch_requests), (Eviction::Lru, 9));
+        for (policy, expected) in
+            [("timestamp", Eviction::Timestamp), ("lru", Eviction::Lru), ("clock", Eviction::Clock)]
+        {
+            let own = worker.for_job(|name| (name == "state_cache_policy").then_some(policy));
+            assert_eq!(own.eviction, expected);
+        }
+        let own = worker.for_job(|name| (name == "state_access").then_some("async"));
+        assert_eq!(own.state_access, StateAccess::Asynchronous);
     }
 }
