@@ -398,6 +398,10 @@ fn the_console_draws_in_a_browser() {
     for part in ["State tables", "SELECT v, count(*) AS n FROM orders GROUP BY v"] {
         page.shows("detail", part);
     }
+    // The keys of the groups could be announced, and need not be: all of them are in memory.
+    for part in ["Lookahead", "Epochs without waits", "entry (idle)"] {
+        page.shows("detail", part);
+    }
     for label in ["table orders", "materialized view large", "Operators of totals"] {
         page.until(&format!("!!document.querySelector('[aria-label^=\"{label}\"]')"));
     }
