@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::cluster::{beat, process, registered};
-use super::fake::Fake;
+use super::fake::{Behaviour, Fake, Prepared};
 use super::store::TestStore;
 use super::{TestEnv, table};
 use crate::cluster::Connect;
@@ -105,6 +105,7 @@ fn run(table_id: u32, n: u64) -> RunMeta {
 
 struct Test {
     meta: Arc<Meta>,
+    worker: Arc<Fake>,
     given: Given,
     compute: u64,
     table: JobId,
@@ -130,10 +131,11 @@ impl Test {
         let meta = Meta::open(options).await.unwrap();
         fake.attach(&meta);
         let given = Given::default();
-        let connect = Connections { worker: fake, given: Arc::clone(&given) };
+        let connect = Connections { worker: Arc::clone(&fake), given: Arc::clone(&given) };
         meta.start_cluster(Arc::new(connect)).await.unwrap();
         let compute = registered(&meta, process(1, ProcessRole::Compute, "compute")).await;
-        let mut test = Test { meta, given, compute, table: RelationId(0), beating: Vec::new() };
+        let (worker, table_id, beating) = (fake, RelationId(0), Vec::new());
+        let mut test = Test { meta, worker, given, compute, table: table_id, beating };
         test.beats(compute);
         let options = CreateOptions { table_count: 1, ..CreateOptions::default() };
         test.table = test.meta.create_relation(table("t"), options).await.unwrap();
@@ -236,6 +238,34 @@ async fn a_compactor_that_only_tells_of_itself_loses_its_task() {
     test.until(|t| t.merged_by() == Some(other)).await;
     assert!(since.elapsed() <= Duration::from_secs(65), "{:?}", since.elapsed());
     assert!(test.meta.state_for_tests().processes.is_live(stalled));
+}
+
+/// So that it does not ask the store for what it has in its caches: of runs that another process has written.
+#[tokio::test(start_paused = true)]
+async fn the_process_of_the_job_prepares_new_runs_before_the_log_names_them() {
+    for never_prepares in [false, true] {
+        let mut test = Test::new().await;
+        test.worker.behave(test.table, Behaviour { never_prepares, ..Behaviour::default() });
+        let other = test.compactor(2, "merges").await;
+        test.beats(other);
+        test.add_runs().await;
+        let since = Instant::now();
+        test.until(|t| t.merged_by() == Some(other)).await;
+        // It is for speed only: who does not answer holds the result up for a while at most.
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+        let runs = vec![other << 32 | 1];
+        let asked = Prepared { job: test.table, runs, is_logged: false };
+        assert_eq!(test.worker.prepared(), [asked], "{never_prepares}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_has_written_the_new_runs_has_nothing_to_prepare() {
+    let test = Test::new().await;
+    test.add_runs().await;
+    test.until(|t| t.merged_by() == Some(t.compute)).await;
+    let asked = test.worker.prepared();
+    assert!(asked.is_empty(), "{asked:?}");
 }
 
 /// The leader gives up for a process that lives what it has handed over too late.

@@ -50,6 +50,18 @@ pub struct Behaviour {
     /// Of a sink: how long its target takes for a change, and why it takes none.
     pub publish_takes: Duration,
     pub fail_publish: Option<String>,
+    /// Nothing comes of the question to prepare an edit.
+    pub never_prepares: bool,
+}
+
+/// An edit of a job's version that its process was asked to prepare.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    pub job: JobId,
+    /// The new runs.
+    pub runs: Vec<u64>,
+    /// Whether one of them was in the job's version by then.
+    pub is_logged: bool,
 }
 
 /// Bytes of changes that a job takes in at once.
@@ -124,6 +136,8 @@ struct World {
     offered: HashMap<RelationId, u64>,
     /// The sources that were asked about, and the reader of each question.
     polls: Vec<(RelationId, JobId)>,
+    /// In the order of the questions.
+    prepared: Vec<Prepared>,
 }
 
 impl World {
@@ -303,6 +317,11 @@ impl Fake {
     pub fn take_polls(&self, source: RelationId) -> Vec<JobId> {
         let mut world = self.world.lock();
         world.polls.extract_if(.., |(of, _)| *of == source).map(|(_, reader)| reader).collect()
+    }
+
+    /// What it was asked to prepare.
+    pub fn prepared(&self) -> Vec<Prepared> {
+        self.world.lock().prepared.clone()
     }
 
     /// How often the record stream had a gap.
@@ -525,7 +544,21 @@ impl ComputeService for Fake {
         std::future::pending().await
     }
 
-    async fn prepare_edit(&self, _: JobId, _: Generation, _: VersionEdit) {}
+    async fn prepare_edit(&self, job: JobId, _: Generation, edit: VersionEdit) {
+        let runs: Vec<u64> = edit.add_runs.iter().map(|run| run.run_id).collect();
+        let meta = self.meta.lock().upgrade();
+        let logged = meta.and_then(|m| m.job_status(job)).map(|status| status.version);
+        let logged = logged.iter().flat_map(|version| &version.runs);
+        let is_logged = logged.map(|run| run.run_id).any(|run| runs.contains(&run));
+        let never_answers = {
+            let mut world = self.world.lock();
+            world.prepared.push(Prepared { job, runs, is_logged });
+            world.behaviours.get(&job).is_some_and(|b| b.never_prepares)
+        };
+        if never_answers {
+            std::future::pending::<()>().await;
+        }
+    }
 
     async fn abort_epoch(&self, _: JobId, _: Generation, _: SqlError) {}
 
