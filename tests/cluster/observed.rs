@@ -1,5 +1,6 @@
 //! What an operator sees of a cluster through SQL, and in the logs of its processes.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -339,4 +340,40 @@ async fn logs_are_json_where_that_is_asked_for() {
     alone.signal("TERM");
     alone.await_end(Duration::from_secs(60));
     check_json(&alone.log(), "standalone");
+}
+
+/// The requests in whose spans of this name a process has logged something.
+fn requests(log: &str, span: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in log.lines() {
+        let entry: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        let spans = entry["spans"].as_array().into_iter().flatten();
+        let named = spans.filter(|of| of["name"] == span);
+        found.extend(named.filter_map(|of| of["request"].as_str().map(str::to_owned)));
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_has_one_id_in_the_logs_of_all_processes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (flags, log) = (&["--log-format=json"], "info,millrace_rpc=debug");
+    let mut cluster = Cluster::start_with_log(dir.path(), &Cluster::NAMES, flags, log).await;
+    let client = cluster.connect("frontend1").await;
+    // The leader is called for the one, the process of the table for the other.
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY)").await;
+    run(&client, "INSERT INTO t VALUES (1)").await;
+    let deadline = Instant::now() + LIMIT;
+    for called in ["meta", "compute"] {
+        loop {
+            let statements = requests(&cluster.process("frontend1").log(), "statement");
+            let calls = requests(&cluster.process(called).log(), "call");
+            if !statements.is_disjoint(&calls) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{called}: {statements:?} {calls:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
 }

@@ -173,6 +173,8 @@ pub struct Cluster {
     /// What is between them, if that is to be changed; else they call each other directly.
     network: Option<Network>,
     flags: &'static [&'static str],
+    /// What the processes log, if not what they log by default.
+    log: Option<&'static str>,
     starts: u32,
 }
 
@@ -227,6 +229,17 @@ impl Cluster {
         Cluster::start_on(dir, names, flags, None).await
     }
 
+    /// The same, and they log what this says.
+    pub async fn start_with_log(
+        dir: &Path,
+        names: &[&'static str],
+        flags: &'static [&'static str],
+        log: &'static str,
+    ) -> Cluster {
+        let cluster = Cluster::prepare(dir, names, flags, None).await;
+        Cluster { log: Some(log), ..cluster }.begun(names)
+    }
+
     /// All processes call each other, and the object store, over this network.
     pub async fn start_on_network(dir: &Path, names: &[&'static str], network: Network) -> Cluster {
         Cluster::start_on(dir, names, &[], Some(network)).await
@@ -267,6 +280,7 @@ impl Cluster {
             has_consoles: false,
             network,
             flags,
+            log: None,
             starts: 0,
         }
     }
@@ -366,6 +380,7 @@ impl Cluster {
         let work_dir = self.work_dir(role(name));
         std::fs::create_dir_all(&work_dir).expect("a working directory");
         command.current_dir(work_dir).args(self.flags).args(flags);
+        command.envs(self.log.map(|log| ("MILLRACE_LOG", log)));
         if let Some(network) = &self.network {
             let store = network.proxy_for(name, OBJECT_STORE, &self.store_address());
             command.env("AWS_ENDPOINT_URL", format!("http://{store}"));

@@ -80,6 +80,11 @@ impl Drop for Measured {
             "unimplemented" => "unknown".to_owned(),
             _ => std::mem::take(&mut self.method),
         };
+        // In the span of the call, or of what it is made for: both name the request.
+        match self.side {
+            Side::Server => tracing::debug!(outcome = self.outcome, "answered"),
+            Side::Client => tracing::debug!(method, outcome = self.outcome, "called"),
+        }
         let seconds = self.begun.elapsed().as_secs_f64();
         let (mut calls, key) = (CALLS.lock(), (self.side, method, self.outcome));
         if calls.len() < MAX_SERIES || calls.contains_key(&key) {
