@@ -9,7 +9,7 @@ use tokio_postgres::Client;
 
 use crate::ctl::{json, refused, told};
 use crate::one;
-use crate::process::{Cluster, Process, free_address};
+use crate::process::{Cluster, Process, connect, free_address};
 use crate::sessions::await_true;
 use crate::standalone::served;
 
@@ -69,6 +69,20 @@ async fn start(cluster: &mut Cluster, prefix: &str) -> (Process, Client) {
     let server = cluster.standalone_on(prefix, &listen, &[]);
     let client = served(&listen).await;
     (server, client)
+}
+
+/// A cluster is started on a backup that was restored: it has this content, and its views follow.
+async fn check_cluster_on(cluster: &mut Cluster, backup: &str, expected: &[String]) {
+    const PREFIX: &str = "restored-for-a-cluster";
+    let output = restored(cluster, backup, PREFIX);
+    assert!(output.status.success(), "{}", text(&output));
+    let meta = cluster.process_on(PREFIX, "meta", None);
+    let [_compute, frontend] =
+        ["compute", "frontend"].map(|role| cluster.process_on(PREFIX, role, Some(&meta.address)));
+    let copy = connect(&frontend.address).await.expect("the frontend takes sessions");
+    assert_eq!(content(&copy).await, expected);
+    copy.batch_execute("INSERT INTO items VALUES (-1, 5, 'y')").await.expect("a row");
+    assert_eq!(one::<i64>(&copy, "SELECT n FROM sums WHERE k = -1").await, 1);
 }
 
 fn listed(metas: &str, name: &str) -> Value {
@@ -172,6 +186,7 @@ async fn a_backup_is_restored_elsewhere_while_the_cluster_goes_on() {
         "SELECT count(*) FROM millrace_catalog.jobs WHERE name = 'files' AND state = 'paused'";
     await_true(&copy, paused).await;
     assert_eq!(std::fs::read_dir(&files).map_or(0, |entries| entries.count()), published);
+    check_cluster_on(&mut cluster, "monday", &expected).await;
     // The cluster has noticed nothing.
     assert_eq!(one::<i64>(&client, "SELECT count(*) FROM marks").await, 10);
     client.batch_execute("INSERT INTO items VALUES (7)").await.expect("the cluster goes on");

@@ -344,6 +344,18 @@ impl Cluster {
         Process::spawn(command)
     }
 
+    /// A process of another cluster, on the same bucket below another prefix, once it is ready. `meta`: the other
+    /// cluster's leader, if it is not that itself.
+    pub fn process_on(&mut self, prefix: &str, role: &str, meta: Option<&str>) -> Process {
+        self.starts += 1;
+        let data_dir = self.dir.join(format!("{role}-{}", self.starts));
+        let mut command = self.command(role, prefix, &data_dir, [&free_address(), "off"]);
+        command.args(meta.map(|meta| ["--meta", meta]).into_iter().flatten());
+        let mut process = Process::spawn(command);
+        process.await_ready();
+        process
+    }
+
     /// The same with flags of its own.
     pub fn begin_with(&mut self, name: &'static str, flags: &[&str]) {
         self.spawn_with(name, flags);
