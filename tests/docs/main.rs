@@ -292,22 +292,47 @@ async fn the_columns_that_tell_of_lookahead_are_those_of_its_manual() {
     assert_eq!(columns, named_in_table(&text, "## How to read `millrace_catalog.lookahead`"));
 }
 
-#[test]
-fn every_option_of_the_command_line_is_in_the_manual() {
-    use clap::CommandFactory;
-    #[derive(clap::Parser)]
-    struct Cli {
-        #[command(flatten)]
-        options: millrace::Options,
-    }
-    let text = read("docs/operations.md");
-    for arg in Cli::command().get_arguments() {
+/// Every flag of a command is in this text, with its variable of the environment.
+fn check_flags(command: &clap::Command, text: &str) {
+    for arg in command.get_arguments() {
         let Some(flag) = arg.get_long().filter(|f| *f != "help") else { continue };
-        let env = arg.get_env().map(|e| e.to_string_lossy().into_owned()).unwrap_or_default();
         let named = [format!("`--{flag} "), format!("`--{flag}`")];
         assert!(named.iter().any(|n| text.contains(n)), "--{flag} is not in docs/operations.md");
+        let Some(env) = arg.get_env().map(|e| e.to_string_lossy()) else { continue };
         assert!(text.contains(&format!("`{env}`")), "{env} is not in docs/operations.md");
     }
+}
+
+/// Every command below this one has a row in this text, with its flags.
+fn check_commands(command: &clap::Command, before: &str, text: &str) {
+    for command in command.get_subcommands() {
+        let name = format!("{before}{}", command.get_name());
+        if command.has_subcommands() {
+            check_commands(command, &format!("{name} "), text);
+            continue;
+        }
+        let begins = [format!("| `{name}`"), format!("| `{name} ")];
+        let is_its = |line: &&str| begins.iter().any(|begin| line.starts_with(begin));
+        let row = text.lines().find(is_its);
+        let row = row.unwrap_or_else(|| panic!("{name} is not in docs/operations.md"));
+        for flag in command.get_arguments().filter_map(|arg| arg.get_long()) {
+            assert!(row.contains(&format!("--{flag}")), "{name}: --{flag} is not in its row");
+        }
+    }
+}
+
+#[test]
+fn every_option_of_the_command_line_is_in_the_manual() {
+    use clap::{Args, Command};
+    let text = read("docs/operations.md");
+    check_flags(&millrace::Options::augment_args(Command::new("standalone")), &text);
+    let cluster = millrace::roles::ClusterFlags::augment_args(Command::new("meta"));
+    check_flags(&cluster, &text);
+    let (_, steering) = text.split_once("### Steering a cluster").expect("the heading");
+    let (steering, _) = steering.split_once("\n### ").expect("the next heading");
+    let ctl = millrace::ctl::CtlOptions::augment_args(Command::new("ctl"));
+    check_flags(&ctl, steering);
+    check_commands(&ctl, "", steering);
 }
 
 /// The anchors of a document's headings, as GitHub makes them.
