@@ -86,13 +86,14 @@ impl Cluster {
     pub fn new(shared: &Arc<Shared>, log: LogStore, connect: Arc<dyn Connect>) -> Arc<Cluster> {
         let note_call = {
             let shared = Arc::downgrade(shared);
-            move |process, is_answered| {
+            move |process, is_answered, began| {
                 if let Some(shared) = shared.upgrade() {
-                    shared.members.note_call(process, is_answered, shared.env.now());
+                    shared.members.note_call(process, is_answered, began, shared.env.now());
                 }
             }
         };
-        let computes = Arc::new(Computes::new(Arc::clone(&shared.state), Box::new(note_call)));
+        let (state, env) = (Arc::clone(&shared.state), shared.env.clone());
+        let computes = Arc::new(Computes::new(state, env, Box::new(note_call)));
         let silence = {
             let shared = Arc::downgrade(shared);
             move |process| {
@@ -517,6 +518,25 @@ impl Cluster {
         self.computes.add(incarnation, service);
     }
 
+    /// Where a call has not reached a process, all are asked whether calls do. So neither that one nor the others, which
+    /// tell whether it is this process that is cut off, wait for a call that somebody needs.
+    fn ask_if_unreached(&self) {
+        if !self.shared.members.is_any_unreached(&self.shared.state.read().processes) {
+            return;
+        }
+        for incarnation in self.computes.incarnations() {
+            let (shared, computes) = (Arc::clone(&self.shared), Arc::clone(&self.computes));
+            let asking = async move {
+                let began = shared.env.now();
+                let is_answered = computes.is_reached(incarnation).await;
+                let now = shared.env.now();
+                shared.members.note_question(incarnation, is_answered, began, now);
+            };
+            let shutdown = self.shared.shutdown.clone();
+            spawn("ask whether calls arrive", shutdown.run_until_cancelled_owned(asking));
+        }
+    }
+
     async fn look_for_lost(self: Arc<Cluster>) {
         let (mut looked, mut waits) = (self.shared.env.now(), StoreWaits::default());
         loop {
@@ -526,6 +546,7 @@ impl Cluster {
                 // What the others have told meanwhile may not have been read yet.
                 self.shared.members.begin_again(now);
             }
+            self.ask_if_unreached();
             let (lost, number) = (self.lost(), self.shared.state.read().number);
             let is_settled = *self.settled.lock() == number && !self.has_come();
             let without_store = waits.look(&self.shared).await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::collections::HashMap;
-use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_common::{EnvHandle, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::is_unreachable;
 use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
@@ -18,6 +18,7 @@ use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::state::MetaState;
 
@@ -26,8 +27,8 @@ const ANSWER: Duration = Duration::from_secs(2);
 
 type Service = Arc<dyn ComputeService>;
 
-/// Is told of each call of a process whether it was answered, or has not reached it.
-pub type NoteCall = Box<dyn Fn(u64, bool) + Send + Sync>;
+/// Is told of each call of a process whether it was answered, or has not reached it, and when it began.
+pub type NoteCall = Box<dyn Fn(u64, bool, Instant) + Send + Sync>;
 
 /// See the module.
 pub struct Computes {
@@ -36,13 +37,15 @@ pub struct Computes {
     known: watch::Sender<BTreeMap<u64, Service>>,
     /// Where each job was started last, and in which generation: there it is to be stopped.
     started: Mutex<HashMap<JobId, (Generation, u64)>>,
+    env: EnvHandle,
     note_call: NoteCall,
 }
 
 impl Computes {
     /// `state`: what the log says.
-    pub fn new(state: Arc<RwLock<MetaState>>, note_call: NoteCall) -> Computes {
-        Computes { state, known: watch::Sender::default(), started: Mutex::default(), note_call }
+    pub fn new(state: Arc<RwLock<MetaState>>, env: EnvHandle, note_call: NoteCall) -> Computes {
+        let (known, started) = (watch::Sender::default(), Mutex::default());
+        Computes { state, known, started, env, note_call }
     }
 
     /// Jobs that are placed on this process are called there from now on.
@@ -86,6 +89,16 @@ impl Computes {
         answers(&*service).await
     }
 
+    /// Whether a call reaches a process now, however it is answered. It is told nothing.
+    pub async fn is_reached(&self, incarnation: u64) -> bool {
+        let Some(service) = self.get(incarnation) else { return false };
+        let asked = service.apply_records(StreamMessage::default());
+        match tokio::time::timeout(ANSWER, asked).await {
+            Ok(Err(StreamError::Failed(error))) => !is_unreachable(&error),
+            asked => asked.is_ok(),
+        }
+    }
+
     /// The process that the log has placed a job on; 0: none.
     pub fn placed(&self, job: JobId) -> u64 {
         self.state.read().jobs.get(&job).map_or(0, |job| job.process)
@@ -122,11 +135,12 @@ impl Computes {
         incarnation: u64,
         call: impl Future<Output = Result<T, SqlError>>,
     ) -> Result<T, SqlError> {
+        let began = self.env.now();
         tokio::select! {
             biased;
             answer = call => {
                 let is_answered = !answer.as_ref().err().is_some_and(is_unreachable);
-                (self.note_call)(incarnation, is_answered);
+                (self.note_call)(incarnation, is_answered, began);
                 answer
             }
             () = self.gone(incarnation) => Err(gone(incarnation)),

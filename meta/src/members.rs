@@ -15,9 +15,17 @@ use crate::processes::Processes;
 
 /// A process that has told nothing for so long is fenced.
 pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
-/// So is one that tells of itself and has been reached by no call for so long, while another process has, or that the
-/// object store has not answered for so long, while it answers another one.
-pub const CUT_OFF: Duration = Duration::from_secs(12);
+/// So is one that tells of itself and that no call has reached for so long, while one has reached another process: as long
+/// as for one that is silent.
+///
+/// In all it takes 8 s from the cut, or from the first call after it, until such a process is fenced. That call fails after
+/// [`NOTICED`], and counts from its beginning on. Within another second all processes are asked whether calls reach them
+/// ([`crate::cluster`]), once a second and for 2 s each: one of these questions has failed more than 6 s after the cut, and
+/// 7 s at most, and the next look fences. Then two records are appended, and the jobs run elsewhere.
+const UNREACHED: Duration = Duration::from_secs(6);
+/// A call fails when nothing has come from its process for so long (`CallLimits` in millrace-rpc). One that lasts longer has
+/// been heard of until then.
+const NOTICED: Duration = Duration::from_secs(4);
 /// What a process has said of the object store no longer ago than this counts.
 const RECENT: Duration = Duration::from_secs(3);
 
@@ -26,26 +34,36 @@ const RECENT: Duration = Duration::from_secs(3);
 struct Calls {
     /// When one was answered last.
     answered: Option<Instant>,
-    /// When the first and the last were made of those that have not reached it since.
+    /// Since when none has reached it, as far as those tell that have failed since, and when the last of these did.
     failed: Option<(Instant, Instant)>,
+    /// Until then this process could not hear anybody.
+    deaf_until: Option<Instant>,
 }
 
 impl Calls {
-    fn note(&mut self, is_answered: bool, now: Instant) {
+    /// One that began then has ended.
+    fn note(&mut self, is_answered: bool, began: Instant, now: Instant) {
         if is_answered {
-            *self = Calls { answered: Some(now), failed: None };
+            *self = Calls { answered: Some(now), failed: None, ..*self };
             return;
         }
         // Two that are far apart say nothing of the time between them.
-        let lasts = |last: Instant| now.saturating_duration_since(last) <= CUT_OFF;
-        let first = self.failed.filter(|(_, last)| lasts(*last)).map_or(now, |(first, _)| first);
-        self.failed = Some((first, now));
+        let lasts = |last: Instant| began.saturating_duration_since(last) <= UNREACHED;
+        let since = match self.failed.filter(|(_, last)| lasts(*last)) {
+            Some((since, _)) => since,
+            None => {
+                let noticed = now.checked_sub(NOTICED);
+                let known = [noticed, self.answered, self.deaf_until].into_iter().flatten();
+                known.fold(began, Instant::max)
+            }
+        };
+        self.failed = Some((since, now));
     }
 
     /// Since when none has reached it, where that is too long.
     fn cut_off_since(&self) -> Option<Instant> {
-        let (first, last) = self.failed?;
-        (last.saturating_duration_since(first) > CUT_OFF).then_some(first)
+        let (since, last) = self.failed?;
+        (last.saturating_duration_since(since) > UNREACHED).then_some(since)
     }
 
     fn are_answered_since(&self, since: Instant) -> bool {
@@ -117,16 +135,33 @@ impl Members {
     pub fn begin_again(&self, now: Instant) {
         for contact in self.0.lock().values_mut() {
             contact.last = now;
-            contact.calls.failed = None;
+            contact.calls = Calls { failed: None, deaf_until: Some(now), ..contact.calls };
             contact.store_wait = None;
         }
     }
 
-    /// A call of a process has been answered, in whatever way, or has not reached it.
-    pub fn note_call(&self, incarnation: u64, is_answered: bool, now: Instant) {
+    /// A call of a process that began then has been answered, in whatever way, or has not reached it.
+    pub fn note_call(&self, incarnation: u64, is_answered: bool, began: Instant, now: Instant) {
         if let Some(contact) = self.0.lock().get_mut(&incarnation) {
-            contact.calls.note(is_answered, now);
+            contact.calls.note(is_answered, began, now);
         }
+    }
+
+    /// The same of a question whether calls reach it, which is given less time than other calls: that it has not been
+    /// answered counts where one of those has failed.
+    pub fn note_question(&self, incarnation: u64, is_answered: bool, began: Instant, now: Instant) {
+        if let Some(contact) = self.0.lock().get_mut(&incarnation)
+            && (is_answered || contact.calls.failed.is_some())
+        {
+            contact.calls.note(is_answered, began, now);
+        }
+    }
+
+    /// Whether some live process has not been reached by the last call.
+    pub fn is_any_unreached(&self, processes: &Processes) -> bool {
+        let contacts = self.0.lock();
+        let has_failed = |id: &u64| contacts.get(id).is_some_and(|c| c.calls.failed.is_some());
+        processes.live().keys().any(has_failed)
     }
 
     /// A process that tells of fewer records than before has been overtaken by itself: what it does not pin may be pinned
@@ -176,7 +211,7 @@ impl Members {
         processes.live().keys().filter(is_lost).copied().collect()
     }
 
-    /// The live processes that calls have not reached for longer than [`CUT_OFF`], while another one has answered: they
+    /// The live processes that calls have not reached for longer than [`UNREACHED`], while another one has answered: they
     /// may be well, and nothing that runs there goes on. Where no process answers, it is this one that is cut off.
     pub fn cut_off(&self, processes: &Processes) -> Vec<u64> {
         let contacts = self.0.lock();
@@ -315,23 +350,77 @@ mod tests {
         let called = async |seconds: u64, answers: Vec<(u64, bool)>| {
             for _ in 0..=seconds {
                 tokio::time::advance(Duration::from_secs(1)).await;
-                members.note_call(1, false, Instant::now());
+                members.note_call(1, false, Instant::now(), Instant::now());
             }
             for (id, is_answered) in answers {
-                members.note_call(id, is_answered, Instant::now());
+                members.note_call(id, is_answered, Instant::now(), Instant::now());
             }
             members.cut_off(&processes)
         };
-        assert_eq!(called(13, vec![]).await, [0u64; 0], "nobody is reached");
+        assert_eq!(called(7, vec![]).await, [0u64; 0], "nobody is reached");
         assert_eq!(called(1, vec![(2, true)]).await, [1]);
         assert_eq!(called(1, vec![(2, false)]).await, [0u64; 0], "nobody is reached any more");
         assert_eq!(called(1, vec![(2, true), (1, true)]).await, [0u64; 0]);
-        assert_eq!(called(11, vec![(2, true)]).await, [0u64; 0], "not for long enough");
-        assert_eq!(called(1, vec![(2, true)]).await, [1]);
+        assert_eq!(called(6, vec![(2, true)]).await, [0u64; 0], "not for long enough");
+        assert_eq!(called(0, vec![(2, true)]).await, [1]);
         members.begin_again(Instant::now());
         assert_eq!(called(0, vec![(2, true)]).await, [0u64; 0], "this process has stood still");
-        tokio::time::advance(CUT_OFF * 2).await;
+        tokio::time::advance(UNREACHED * 2).await;
         assert_eq!(called(0, vec![(2, true)]).await, [0u64; 0], "two calls that failed");
+    }
+
+    /// A process that is cut off is noticed by calls that last.
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_fails_counts_from_its_beginning_on_if_that_was_not_long_ago() {
+        let mut processes = Processes::default();
+        for id in 1..=2 {
+            let registration = RegisterProcess { nonce: id, ..RegisterProcess::default() };
+            processes.register(id, process(registration));
+        }
+        // Two calls that fail after so many seconds, one after the other, and whether this process has stood still
+        // until the first one failed.
+        let cases = [
+            (4, 3, false, true),
+            (4, 2, false, false),
+            (1, 6, false, true),
+            (1, 5, false, false),
+            (60, 3, false, true),
+            (60, 2, false, false),
+            (4, 6, true, false),
+            (4, 7, true, true),
+        ];
+        for (first, second, stood_still, is_cut_off) in cases {
+            let members = Members::default();
+            (1..=2).for_each(|id| members.begin(id, Instant::now()));
+            for seconds in [first, second] {
+                let began = Instant::now();
+                tokio::time::advance(Duration::from_secs(seconds)).await;
+                if stood_still && seconds == first {
+                    members.begin_again(Instant::now());
+                }
+                members.note_call(1, false, began, Instant::now());
+            }
+            members.note_call(2, true, Instant::now(), Instant::now());
+            let cut_off = members.cut_off(&processes);
+            assert_eq!(cut_off == [1], is_cut_off, "{first} {second} {stood_still}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_that_is_not_answered_counts_where_a_call_has_failed() {
+        let mut processes = Processes::default();
+        let registration = RegisterProcess { nonce: 1, ..RegisterProcess::default() };
+        processes.register(1, process(registration));
+        let members = Members::default();
+        let now = Instant::now();
+        members.begin(1, now);
+        members.note_question(1, false, now, now);
+        assert!(!members.is_any_unreached(&processes), "it may be busy");
+        members.note_call(1, false, now, now);
+        members.note_question(1, false, now, now);
+        assert!(members.is_any_unreached(&processes));
+        members.note_question(1, true, now, now);
+        assert!(!members.is_any_unreached(&processes));
     }
 
     #[tokio::test]

@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::members::CUT_OFF;
 use crate::read::prove_lead;
 use crate::shared::Shared;
 
+/// One that has waited for longer, while the store answers another one, is fenced.
+const CUT_OFF: Duration = Duration::from_secs(12);
 /// For how long it is to be said. A process waits 4 s for an answer, asks again 1 s later and beats within another second;
 /// the leader looks each second.
 const LASTS: Duration = Duration::from_secs(8);

@@ -398,9 +398,11 @@ impl Sender {
     }
 
     async fn apply(&mut self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
+        let began = self.shared.env.now();
         let answer = self.compute.apply_records(message).await;
         let is_lost = matches!(&answer, Err(StreamError::Failed(error)) if is_unreachable(error));
-        self.shared.members.note_call(self.incarnation, !is_lost, self.shared.env.now());
+        let now = self.shared.env.now();
+        self.shared.members.note_call(self.incarnation, !is_lost, began, now);
         answer
     }
 

@@ -77,7 +77,8 @@ impl Test {
                 Some(silent.lock().get(&id).map_or(Duration::ZERO, Instant::elapsed))
             })
         };
-        let computes = Arc::new(Computes::new(Arc::default(), Box::new(|_, _| {})));
+        let computes =
+            Arc::new(Computes::new(Arc::default(), Default::default(), Box::new(|_, _, _| {})));
         let all = Arc::new(Compactors::new(computes, Arc::default(), silence));
         Test { all, silent, given: BTreeMap::new(), may_end: BTreeMap::new() }
     }
