@@ -6,6 +6,8 @@
 //! is full, another leader takes over. So it is derived from the log alone and repeated until nothing is left to do
 //! ([`Cluster::settle`]).
 
+mod lost;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,17 +37,12 @@ use crate::processes::Process;
 use crate::read::shutting_down;
 use crate::shared::Shared;
 use crate::state::MetaState;
-use crate::store_waits::StoreWaits;
 use crate::stream::Sender;
 
-/// Between looks for processes that are lost.
-const LOOK: Duration = Duration::from_secs(1);
 /// How often jobs are placed anew where the log has changed meanwhile; the next look goes on.
 const PLANS: usize = 4;
 /// A process that has told nothing for so long may be lost.
 pub const SILENT: Duration = Duration::from_secs(3);
-/// A look that comes later than this after the last one: this process itself has stood still.
-const LATE: Duration = Duration::from_secs(3);
 
 /// How long a statement waits for a compute process while there is none.
 pub const COMPUTE_WAIT: Duration = Duration::from_secs(15);
@@ -357,64 +354,6 @@ impl Cluster {
         self.settle().await
     }
 
-    /// Fences the processes that are lost, or that this look has found without the store, and does what else is left to do.
-    async fn fence_lost(
-        &self,
-        waits: &mut StoreWaits,
-        mut without_store: Vec<u64>,
-    ) -> Result<(), SqlError> {
-        let _one = self.turn.lock().await;
-        if !without_store.is_empty() {
-            // The turn may have been long in coming.
-            without_store = waits.look(&self.shared).await;
-        }
-        if !without_store.is_empty() {
-            warn!(incarnations = ?without_store, "the object store has not answered processes for too long");
-            self.append(Entry::FenceProcess(FenceProcess { incarnations: without_store })).await?;
-        }
-        let lost = self.lost();
-        if !lost.is_empty() {
-            let cut_off = self.doubt_cut_off();
-            match lost.iter().all(|id| cut_off.contains(id)) {
-                true => warn!(incarnations = ?lost, "processes have answered no call for too long"),
-                false => warn!(incarnations = ?lost, "processes have told nothing for too long"),
-            }
-            self.append(Entry::FenceProcess(FenceProcess { incarnations: lost })).await?;
-        }
-        let number = self.shared.state.read().number;
-        if *self.settled.lock() == number && !self.has_come() {
-            return Ok(());
-        }
-        self.settle().await
-    }
-
-    /// The processes that calls do not reach: nor may they reach who begins anew there.
-    fn doubt_cut_off(&self) -> Vec<u64> {
-        let state = self.shared.state.read();
-        let cut_off = self.shared.members.cut_off(&state.processes);
-        let live = state.processes.live().iter().filter(|(id, _)| cut_off.contains(id));
-        live.for_each(|(_, process)| self.doubted.add(process.registration.address.clone()));
-        cut_off
-    }
-
-    /// Whether a process is doubted no more that is not made use of yet.
-    fn has_come(&self) -> bool {
-        let (state, known) = (self.shared.state.read(), self.known.lock());
-        let own = self.shared.incarnation.get();
-        let mut new = state.processes.live().iter().filter(|(id, _)| !known.contains(id));
-        new.any(|(id, p)| own != Some(id) && !self.doubted.holds(&p.registration.address))
-    }
-
-    fn lost(&self) -> Vec<u64> {
-        let state = self.shared.state.read();
-        let mut lost = self.shared.members.lost(&state.processes, self.shared.env.now());
-        lost.extend(self.shared.members.cut_off(&state.processes));
-        lost.sort_unstable();
-        lost.dedup();
-        lost.retain(|id| self.shared.incarnation.get() != Some(id));
-        lost
-    }
-
     /// Nobody calls the processes any more that the log has fenced, nor waits for them.
     fn take_apart_fenced(&self) {
         let fenced: Vec<u64> = {
@@ -516,49 +455,6 @@ impl Cluster {
         spawn("send records", stop.clone().run_until_cancelled_owned(sender.run()));
         self.senders.lock().insert(incarnation, stop.drop_guard());
         self.computes.add(incarnation, service);
-    }
-
-    /// Where a call has not reached a process, all are asked whether calls do. So neither that one nor the others, which
-    /// tell whether it is this process that is cut off, wait for a call that somebody needs.
-    fn ask_if_unreached(&self) {
-        if !self.shared.members.is_any_unreached(&self.shared.state.read().processes) {
-            return;
-        }
-        for incarnation in self.computes.incarnations() {
-            let (shared, computes) = (Arc::clone(&self.shared), Arc::clone(&self.computes));
-            let asking = async move {
-                let began = shared.env.now();
-                let is_answered = computes.is_reached(incarnation).await;
-                let now = shared.env.now();
-                shared.members.note_question(incarnation, is_answered, began, now);
-            };
-            let shutdown = self.shared.shutdown.clone();
-            spawn("ask whether calls arrive", shutdown.run_until_cancelled_owned(asking));
-        }
-    }
-
-    async fn look_for_lost(self: Arc<Cluster>) {
-        let (mut looked, mut waits) = (self.shared.env.now(), StoreWaits::default());
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let now = self.shared.env.now();
-            if now.saturating_duration_since(looked) > LATE {
-                // What the others have told meanwhile may not have been read yet.
-                self.shared.members.begin_again(now);
-            }
-            self.ask_if_unreached();
-            let (lost, number) = (self.lost(), self.shared.state.read().number);
-            let is_settled = *self.settled.lock() == number && !self.has_come();
-            let without_store = waits.look(&self.shared).await;
-            // A store that is slow to answer does not make what the others have told old.
-            looked = self.shared.env.now();
-            if lost.is_empty() && without_store.is_empty() && is_settled {
-                continue;
-            }
-            if let Err(error) = self.fence_lost(&mut waits, without_store).await {
-                warn!(%error, "not all that processes need was done, trying again");
-            }
-        }
     }
 }
 

@@ -228,6 +228,9 @@ impl Collector {
                 self.shared.applied.all_applied(number) || is_planted("object-collected-early")
             };
             let applied = dropped.look(state.number, state.epoch, all_applied);
+            if state.objects.has_garbage() {
+                self.shared.applied.ask(state.number);
+            }
             let mut garbage =
                 state.objects.garbage_before(limit.min(Epoch(applied.0.saturating_add(1))));
             garbage.retain(|name| !state.backups.hold(name));

@@ -16,6 +16,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
 pub mod advisory;
+mod apply_lease;
 pub mod backlog;
 pub mod backup;
 

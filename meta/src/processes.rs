@@ -8,6 +8,7 @@
 //! registration says, and is told the rest.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millrace_common::Epoch;
@@ -169,11 +170,22 @@ impl Processes {
     }
 }
 
+/// How far a live process is.
+#[derive(Clone, Copy, Debug)]
+struct Position {
+    /// The last record that it has applied.
+    applied: u64,
+    /// The last one that the record stream has brought it; jobs that are busy may not have taken it yet.
+    received: u64,
+}
+
 /// The last record that each live process has applied.
 #[derive(Debug, Default)]
 pub struct AppliedRecords {
     /// By incarnation.
-    last: Mutex<BTreeMap<u64, u64>>,
+    last: Mutex<BTreeMap<u64, Position>>,
+    /// Somebody waits until all have applied this record.
+    asked: AtomicU64,
     /// Told of every acknowledgement.
     pub changed: Notify,
 }
@@ -187,7 +199,8 @@ impl AppliedRecords {
         last.retain(|incarnation, _| processes.is_live(*incarnation));
         let fenced = last.len() < before;
         for (incarnation, process) in processes.live() {
-            last.entry(*incarnation).or_insert(process.number);
+            let number = process.number;
+            last.entry(*incarnation).or_insert(Position { applied: number, received: number });
         }
         drop(last);
         if fenced {
@@ -200,8 +213,8 @@ impl AppliedRecords {
     pub fn acknowledge(&self, incarnation: u64, number: u64) -> bool {
         let mut last = self.last.lock();
         let Some(known) = last.get_mut(&incarnation) else { return false };
-        let more = number > *known;
-        *known = number.max(*known);
+        let more = number > known.applied;
+        known.applied = number.max(known.applied);
         drop(last);
         if more {
             self.changed.notify_one();
@@ -211,12 +224,35 @@ impl AppliedRecords {
 
     /// The last record that a live process has applied.
     pub fn last_applied(&self, incarnation: u64) -> Option<u64> {
-        self.last.lock().get(&incarnation).copied()
+        self.last.lock().get(&incarnation).map(|position| position.applied)
+    }
+
+    /// The record stream has brought a process all records up to `number`.
+    pub fn note_received(&self, incarnation: u64, number: u64) {
+        if let Some(known) = self.last.lock().get_mut(&incarnation) {
+            known.received = number.max(known.received);
+        }
+    }
+
+    /// The last record that has come to a live process, though its jobs may not have taken it yet.
+    pub fn reached(&self, incarnation: u64) -> Option<u64> {
+        let last = self.last.lock();
+        last.get(&incarnation).map(|position| position.applied.max(position.received))
+    }
+
+    /// Somebody waits until all have applied this record: a process that does not get there is fenced (`apply_lease`).
+    pub fn ask(&self, number: u64) {
+        self.asked.fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// The last record that somebody has waited for.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Acquire)
     }
 
     /// Whether every live process has applied this record and all before it.
     pub fn all_applied(&self, number: u64) -> bool {
-        self.last.lock().values().all(|applied| *applied >= number)
+        self.last.lock().values().all(|position| position.applied >= number)
     }
 }
 
@@ -250,5 +286,23 @@ mod tests {
         );
         assert!(!applied.acknowledge(2, 9));
         assert_eq!(applied.last_applied(2), None);
+    }
+
+    #[test]
+    fn a_record_that_a_busy_job_has_not_taken_has_come_and_is_not_applied() {
+        let applied = AppliedRecords::default();
+        let mut processes = Processes::default();
+        let (epoch, number, drained) = (Epoch(4), 4, false);
+        let registration = RegisterProcess { nonce: 1, ..Default::default() };
+        processes.register(1, Process { registration, epoch, number, drained });
+        applied.sync(&processes);
+        applied.note_received(1, 9);
+        applied.note_received(1, 8);
+        assert_eq!((applied.reached(1), applied.last_applied(1)), (Some(9), Some(4)));
+        assert!(!applied.all_applied(5));
+        assert!(applied.acknowledge(1, 11));
+        assert_eq!(applied.reached(1), Some(11));
+        applied.note_received(2, 9);
+        assert_eq!(applied.reached(2), None);
     }
 }

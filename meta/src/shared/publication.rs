@@ -70,6 +70,7 @@ impl Shared {
             handle.set_applied(*record);
         }
         stream.set_applied(at.applied());
+        self.applied.note_received(incarnation, at.received);
         if self.is_alone.get() == Some(&true) {
             // Other processes tell it together with what they read.
             self.applied.acknowledge(incarnation, at.applied());
@@ -96,6 +97,7 @@ impl Shared {
 
     /// Completes when every compute process has applied everything up to this record, or the server stops.
     pub async fn wait_all_applied(&self, record: u64) {
+        self.applied.ask(record);
         let _ = self.shutdown.run_until_cancelled(self.streams.wait_applied(record)).await;
     }
 

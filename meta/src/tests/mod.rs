@@ -1,5 +1,6 @@
 //! Promises of the whole crate; those of a single module are tested beside it.
 
+mod apply_lease;
 mod backlog;
 mod backups;
 mod claims;

@@ -17,7 +17,7 @@ use crate::meta::Meta;
 use crate::options::MetaOptions;
 
 /// A leader of processes that run no jobs, on a store as a server wraps it.
-async fn leader(sim: &SimStore) -> Arc<Meta> {
+pub async fn leader(sim: &SimStore) -> Arc<Meta> {
     let store = Metered::wrap(Arc::new(sim.clone()), MeterOptions::default());
     let options = MetaOptions {
         env: EnvHandle::new(TestEnv::new(1)),
@@ -51,7 +51,7 @@ fn tells(
     }))
 }
 
-fn is_live(meta: &Meta, incarnation: u64) -> bool {
+pub fn is_live(meta: &Meta, incarnation: u64) -> bool {
     meta.state_for_tests().processes.is_live(incarnation)
 }
 
