@@ -320,8 +320,12 @@ impl Nemesis {
             _ => (vec![(one, other)], "one way"),
         };
         self.hold(ways, format!("{one} is cut off from {other}, {how}"));
-        let kind = format!("two cut off from each other, {how}");
-        Event { kind, harmed: vec![one, other], is_promised: false }
+        let mut roles = [role(one), role(other)];
+        roles.sort_unstable();
+        let kind = format!("{} cut off from each other, {how}", roles.join(" and "));
+        // Jobs of a compute process that the leader does not hear of, or does not reach, go elsewhere.
+        let is_promised = roles == ["compute", "meta"];
+        Event { kind, harmed: vec![one, other], is_promised }
     }
 
     /// Cuts a process off from the object store. Nothing is promised where that is a compactor, nor where it is a compute

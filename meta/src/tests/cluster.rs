@@ -523,11 +523,15 @@ impl TwoPlaces {
 
     /// The leader's calls reach these workers no more, a row is inserted, and a minute passes.
     async fn cut_off(&mut self, workers: &[usize]) {
+        self.cut_off_for(workers, Duration::from_secs(60)).await;
+    }
+
+    async fn cut_off_for(&mut self, workers: &[usize], lasts: Duration) {
         workers.iter().for_each(|n| self.workers[*n].set_stream(Stream::CutOff));
         let (worker, table) = (Arc::clone(&self.workers[0]), self.table);
         let inserting = tokio::spawn(async move { drop(worker.insert(table).await) });
         self.running.push(AbortOnDropHandle::new(inserting));
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(lasts).await;
     }
 
     fn is_live(&self, incarnation: u64) -> bool {
@@ -547,6 +551,20 @@ async fn the_jobs_of_a_process_that_no_call_reaches_go_to_one_that_answers() {
         assert!(places.is_live(second), "{cut_off:?}");
         let expected = if is_fenced { second } else { first };
         assert_eq!(placed(&places.meta, places.table).0, expected, "{cut_off:?}");
+    }
+}
+
+/// One call that fails is enough, and nobody has to call the other one: the leader asks them. A call as it is made by a
+/// server fails after 4 s, which count.
+#[tokio::test(start_paused = true)]
+async fn a_process_that_no_call_reaches_is_fenced_within_seconds() {
+    for (seconds, is_fenced) in [(5, false), (9, true)] {
+        let mut places = TwoPlaces::new().await;
+        places.cut_off_for(&[0], Duration::from_secs(seconds)).await;
+        let [first, second] = places.processes;
+        assert_eq!([first, second].map(|id| places.is_live(id)), [!is_fenced, true], "{seconds}");
+        let expected = if is_fenced { second } else { first };
+        assert_eq!(placed(&places.meta, places.table).0, expected, "{seconds}");
     }
 }
 
