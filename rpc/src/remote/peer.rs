@@ -41,6 +41,7 @@ pub struct CallLimits {
     /// Until the answer, of calls that are answered at once.
     pub answer: Duration,
     /// A connection with a call under way from which nothing comes for so long is taken for broken.
+    /// How long a leader takes to find out that a process is cut off is reckoned with that (`members` in millrace-meta).
     pub silence: Duration,
     /// For how long a call waits for a process that cannot be connected to, or for one that leads.
     pub patience: Duration,
