@@ -185,7 +185,9 @@ impl MetaControl for Meta {
         fresh: bool,
     ) -> Result<ReadEpoch, CallError> {
         let epoch = self.read_epoch(ids, timeout, fresh).await?;
-        Ok(ReadEpoch { epoch, record: self.record() })
+        let (record, catalog_version) =
+            self.read_state(|state| (state.number, state.catalog_version));
+        Ok(ReadEpoch { epoch, record, catalog_version })
     }
 
     async fn flush(&self) -> Result<(), CallError> {

@@ -127,7 +127,7 @@ fn set_setting(state: &mut MetaState, entry: &SetSetting) -> Applied {
         Some(value) => drop(state.settings.insert(entry.name.clone(), value.clone())),
         None => drop(state.settings.remove(&entry.name)),
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     applied(state)
 }
 
@@ -144,7 +144,7 @@ fn set_user(state: &mut MetaState, entry: &SetUser) -> Verdict {
         }
         Ok(UserChange::Unspecified) | Err(_) => return Err(VoidReason::Malformed),
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(applied(state))
 }
 

@@ -318,8 +318,8 @@ impl LogFollower {
                 to = number,
                 "records were deleted: followed from a snapshot"
             );
-            // A counter of this process: who compares it sees that the catalog may be another.
-            let catalog_version = state.catalog_version + opened.catalog_version + 1;
+            // It does not go back, and is another one if the catalog is.
+            let catalog_version = opened.catalog_version.max(state.catalog_version);
             *state = MetaState { catalog_version, ..opened };
         }
         self.folded.send_modify(|folded| *folded = number.max(*folded));

@@ -162,7 +162,8 @@ pub struct MetaState {
     pub backups: Backups,
     pub statements: Statements,
     pub definitions: Definitions,
-    /// Rises with every change of relations, schemas or settings. Not part of a snapshot.
+    /// Number of the last record that has changed relations, schemas, users or settings. Not part of a snapshot: of a state
+    /// that was read from one it is the snapshot's number, until a record changes them.
     pub catalog_version: u64,
     /// Jobs with commits that their worker has perhaps not published yet, and the records and epochs of these, oldest
     /// first. Put in by the fold, taken out by what the worker acknowledges, of sinks by their drivers; the fold never
@@ -378,7 +379,7 @@ impl MetaState {
             backups: Backups::from_snapshot(snapshot.backups),
             statements,
             definitions: Definitions::from_snapshot(&snapshot.definitions),
-            catalog_version: 0,
+            catalog_version: snapshot.number,
             unpublished: BTreeMap::new(),
             moved: BTreeSet::new(),
             dependencies: Dependencies::default(),

@@ -28,6 +28,9 @@ pub type RecordStream = BoxStream<'static, Result<StreamMessage, CallError>>;
 pub struct ReadEpoch {
     pub epoch: Epoch,
     pub record: u64,
+    /// The catalog is that of this record, which is `record` or an earlier one; 0: a leader of an older build does not
+    /// say.
+    pub catalog_version: u64,
 }
 
 /// Served by the leader. A change is durable when it is answered; the number is that of a record up to which the log has
@@ -69,7 +72,8 @@ pub trait MetaControl: Send + Sync {
     async fn wait_created(&self, id: RelationId) -> Result<(), CallError>;
     /// Returns when a rebuild is done, or has failed.
     async fn wait_rebuilt(&self, id: RelationId) -> Result<(), CallError>;
-    /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing. No `timeout`: without end.
+    /// One epoch at which all are exact; `fresh`: nothing acknowledged before is missing. No `timeout`: without end. Of no
+    /// relations it is answered at once, with the head.
     async fn read_epoch(
         &self,
         ids: &[RelationId],

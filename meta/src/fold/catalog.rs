@@ -60,7 +60,7 @@ pub fn create_relation(
     state.next_relation_id += 1;
     state.relations.insert(id, Arc::new(relation));
     state.relation_added(id);
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(Applied { relation: Some(id), ..applied(state) })
 }
 
@@ -139,7 +139,7 @@ fn replace_view(
     state.dependencies.remove_relation(existing);
     state.dependencies.add_relation(&relation);
     state.relations.insert(id, Arc::new(relation));
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(Applied { relation: Some(id), ..applied(state) })
 }
 
@@ -195,7 +195,7 @@ fn remove(state: &mut MetaState, ids: &BTreeSet<RelationId>) {
             }
         }
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
 }
 
 pub fn alter_relation(state: &mut MetaState, entry: &AlterRelation) -> Verdict {
@@ -221,7 +221,7 @@ pub fn alter_relation(state: &mut MetaState, entry: &AlterRelation) -> Verdict {
             Arc::make_mut(&mut job.version).generation += 1;
         }
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(applied(state))
 }
 
@@ -229,7 +229,7 @@ pub fn create_schema(state: &mut MetaState, entry: &CreateSchema) -> Verdict {
     if !state.schemas.insert(entry.name.clone()) {
         return Err(VoidReason::DuplicateSchema(entry.name.clone()));
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(applied(state))
 }
 
@@ -250,7 +250,7 @@ pub fn drop_schema(state: &mut MetaState, entry: &DropSchema) -> Verdict {
     if entry.name != DEFAULT_SCHEMA {
         state.schemas.remove(&entry.name);
     }
-    state.catalog_version += 1;
+    state.catalog_version = state.number;
     Ok(applied(state))
 }
 

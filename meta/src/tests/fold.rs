@@ -318,7 +318,7 @@ pub fn through_bytes(state: &MetaState) -> MetaState {
     MetaState::from_snapshot(decode_frame::<Snapshot>(&bytes, crc).unwrap())
 }
 
-/// The same state, whatever its path there; a snapshot does not carry the process's catalog counter.
+/// The same state, whatever its path there; a snapshot does not carry the record that has changed the catalog last.
 pub fn canonical(state: &MetaState) -> MetaState {
     MetaState { catalog_version: 0, ..through_bytes(state) }
 }

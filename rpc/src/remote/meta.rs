@@ -180,8 +180,9 @@ impl Meta for Served {
         let ids: Vec<RelationId> = relations.into_iter().map(RelationId).collect();
         let timeout = Some(Duration::from_millis(timeout_ms)).filter(|t| !t.is_zero());
         let read = self.leader()?.read_epoch(&ids, timeout, fresh).await;
-        let ReadEpoch { epoch: Epoch(epoch), record } = read.map_err(CallError::into_status)?;
-        Ok(Response::new(proto::ReadEpochAnswer { epoch, record }))
+        let ReadEpoch { epoch: Epoch(epoch), record, catalog_version } =
+            read.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::ReadEpochAnswer { epoch, record, catalog_version }))
     }
 
     async fn flush(&self, request: Request<Empty>) -> Result<Response<Empty>, Status> {
@@ -352,7 +353,8 @@ impl MetaControl for RemoteMeta {
             Some(timeout) => self.peer.ask_within(timeout + GRACE, request, send).await?,
             None => self.peer.wait(request, send).await?,
         };
-        Ok(ReadEpoch { epoch: Epoch(read.epoch), record: read.record })
+        let proto::ReadEpochAnswer { epoch, record, catalog_version } = read;
+        Ok(ReadEpoch { epoch: Epoch(epoch), record, catalog_version })
     }
 
     async fn flush(&self) -> Result<(), CallError> {

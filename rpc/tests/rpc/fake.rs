@@ -296,7 +296,7 @@ impl MetaControl for Fake {
         fresh: bool,
     ) -> Result<ReadEpoch, CallError> {
         self.note((ids, timeout, fresh));
-        Ok(ReadEpoch { epoch: Epoch(300), record: 20 })
+        Ok(ReadEpoch { epoch: Epoch(300), record: 20, catalog_version: 12 })
     }
 
     async fn flush(&self) -> Result<(), CallError> {

@@ -61,6 +61,8 @@ fn golden_requests_of_each_service() {
 
     let read = proto::ReadEpochRequest { relations: vec![7, 300], timeout_ms: 10, fresh: true };
     assert_eq!(hex(&read), "0a0307ac02".to_owned() + "100a" + "1801");
+    let read = proto::ReadEpochAnswer { epoch: 300, record: 20, catalog_version: 12 };
+    assert_eq!(hex(&read), "08ac02".to_owned() + "1014" + "180c");
 
     let set = SetSetting { name: "n".into(), value: Some("v".into()) };
     let define = proto::DefineRequest {

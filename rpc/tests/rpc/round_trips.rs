@@ -10,8 +10,8 @@ use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
-    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, SessionsTold, TakeLockAnswer,
-    TakeLockRequest,
+    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, ReadEpoch, SessionsTold,
+    TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::dml::{
     DmlAnswer, DmlKind, EntryFlag, InsertConflict, LoadKind, OnRepeat, ReadRows, ReadSet,
@@ -206,7 +206,7 @@ async fn meta_for_frontends() {
         fake.seen();
         for timeout in [None, Some(Duration::from_millis(1500))] {
             let read = meta.read_epoch(&[JOB, FAILING], timeout, true).await.unwrap();
-            assert_eq!((read.epoch, read.record), (Epoch(300), 20));
+            assert_eq!(read, ReadEpoch { epoch: Epoch(300), record: 20, catalog_version: 12 });
             assert_eq!(fake.seen(), shown(([JOB, FAILING], timeout, true)));
         }
         meta.flush().await.unwrap();
