@@ -2,8 +2,9 @@
 //!
 //! A process that refuses a call has done nothing: the log is followed further, which says where the table is now. What
 //! changes nothing is asked again as well when there is no answer. A statement is not: whether it was committed the log
-//! tells by its id. Once the process is fenced nothing of it can be committed any more, so a statement that the log lacks
-//! then was not, and is sent again. As long as the process may live, nobody can say, unless it has answered that it does not
+//! tells by its id. Once the process is fenced, or the table dropped, nothing of it can be committed any more, so a
+//! statement that the log lacks then was not, and is sent again, or is one on a table that is not there: the session
+//! plans it again. As long as the process may live, nobody can say, unless it has answered that it does not
 //! know, and the log has placed the table elsewhere.
 
 use std::sync::Arc;
@@ -47,10 +48,13 @@ pub trait TableRoutes: Send + Sync {
 }
 
 impl RemoteCluster {
-    /// The process of a table, once there is one.
+    /// The process of a table, once there is one. An error 42P01 if the log says that the table is gone.
     async fn route(&self, table: RelationId, deadline: Instant) -> Result<TableProcess, SqlError> {
         loop {
             let known = self.log.number();
+            if self.log.read(|state| is_dropped(state, table)) {
+                return Err(dropped());
+            }
             let error = match self.routes.process_of(table) {
                 Ok(process) => return Ok(process),
                 Err(error) => error,
@@ -72,6 +76,38 @@ impl RemoteCluster {
         Ok(())
     }
 
+    /// What the process of a table answers to something that may be asked again, or for nothing; an error 42P01 once the
+    /// log says that the table is gone, which the process would wait for.
+    async fn unless_dropped<T>(
+        &self,
+        table: RelationId,
+        call: impl Future<Output = Result<T, CallError>>,
+    ) -> Result<Result<T, CallError>, SqlError> {
+        tokio::select! {
+            biased;
+            answer = call => Ok(answer),
+            () = said(&self.log, |state| is_dropped(state, table)) => Err(dropped()),
+        }
+    }
+
+    /// After a process has answered with an error: one 42P01 in its place if it has no such table because that is gone.
+    async fn check_there(
+        &self,
+        table: RelationId,
+        error: &CallError,
+        deadline: Instant,
+    ) -> Result<(), SqlError> {
+        if !matches!(error, CallError::Sql(e) if e.state == SqlState::CANNOT_CONNECT_NOW) {
+            return Ok(());
+        }
+        // Where the store does not answer, the stream may tell all the same.
+        let _ = timeout_at(deadline, self.log.catch_up()).await;
+        match self.log.read(|state| is_dropped(state, table)) {
+            true => Err(dropped()),
+            false => Ok(()),
+        }
+    }
+
     /// Asks the process of a table something that may be asked again.
     pub(super) async fn at_table<T, F>(
         &self,
@@ -85,12 +121,15 @@ impl RemoteCluster {
         let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
             let process = self.route(table, deadline).await?;
-            match call(process.dml).await {
+            match self.unless_dropped(table, call(process.dml)).await? {
                 Ok(answer) => return Ok(answer),
                 Err(error) if is_refused(&error) || error.is_retryable() => {
                     self.look_again(error, deadline).await?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.check_there(table, &error, deadline).await?;
+                    return Err(error.into());
+                }
             }
         }
     }
@@ -115,12 +154,13 @@ impl RemoteCluster {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 },
-                () = outcomes.fenced() => outcomes.lost(),
+                () = said(&outcomes.log, |state| outcomes.is_over(state)) => outcomes.lost(),
             };
             if is_refused(&error) {
                 self.look_again(error, deadline).await?;
                 continue;
             }
+            self.check_there(table, &error, deadline).await?;
             match outcomes.of(error, id, rows, entered).await? {
                 Outcome::Answered(answer) => return Ok(answer),
                 // There is nobody who could commit it: it begins anew.
@@ -182,14 +222,17 @@ impl RemoteCluster {
         let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
             let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
-            match dml.begin_load(table, id, kind).await {
+            match self.unless_dropped(table, dml.begin_load(table, id, kind)).await? {
                 Ok(load) => {
                     return Ok(RemoteLoad::new(load, self.outcomes(table, incarnation), id));
                 }
                 Err(error) if is_refused(&error) || error.is_retryable() => {
                     self.look_again(error, deadline).await?;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => {
+                    self.check_there(table, &error, deadline).await?;
+                    return Err(error.into());
+                }
             }
         }
     }
@@ -203,6 +246,27 @@ impl RemoteCluster {
         };
         let call = |process: Arc<dyn DmlService>| async move { process.lock_tables(tables).await };
         self.at_table(*first, call).await
+    }
+}
+
+fn is_dropped(state: &MetaState, table: RelationId) -> bool {
+    !state.relations.contains_key(&table)
+}
+
+/// The session looks whether the table's name stands for another one.
+fn dropped() -> SqlError {
+    let message = "the table has been dropped since the statement was planned";
+    SqlError::new(SqlState::UNDEFINED_TABLE, message)
+}
+
+/// Completes when the log says so.
+async fn said(log: &LogFollower, so: impl Fn(&MetaState) -> bool) {
+    loop {
+        let known = log.number();
+        if log.read(&so) {
+            return;
+        }
+        log.changed_since(known).await;
     }
 }
 
@@ -279,33 +343,28 @@ struct Outcomes {
 }
 
 impl Outcomes {
-    fn is_fenced(&self) -> bool {
-        self.log.read(|state| state.processes.is_fenced(self.incarnation))
+    /// Whether nothing can be committed any more that the log does not have: the process is fenced, or the table is gone,
+    /// whose id no other one gets.
+    fn is_over(&self, state: &MetaState) -> bool {
+        state.processes.is_fenced(self.incarnation) || is_dropped(state, self.table)
     }
 
-    /// Completes when the log says that the process is fenced.
-    async fn fenced(&self) {
-        loop {
-            let known = self.log.number();
-            if self.is_fenced() {
-                return;
-            }
-            self.log.changed_since(known).await;
-        }
-    }
-
-    /// What becomes of a call to a process that is fenced.
+    /// What becomes of a call then.
     fn lost(&self) -> CallError {
-        let (peer, cause) = (format!("process {}", self.incarnation), "it has been fenced".into());
+        let cause = match self.log.read(|state| is_dropped(state, self.table)) {
+            true => "the table has been dropped",
+            false => "it has been fenced",
+        };
+        let (peer, cause) = (format!("process {}", self.incarnation), cause.to_owned());
         CallError::Unreachable { peer, cause }
     }
 
-    /// Whether what the process was doing with the table when it answered can no more be committed: it has been fenced,
-    /// or the log has placed the table on another process, and with it what is written to other tables.
+    /// Whether what the process was doing with the table when it answered can no more be committed: that is over, or the
+    /// log has placed the table on another process, and with it what is written to other tables.
     fn is_void(&self, state: &MetaState) -> bool {
         let process = state.jobs.get(&self.table).map_or(0, |job| job.process);
         let is_moved = process != 0 && process != self.incarnation;
-        is_moved || state.processes.is_fenced(self.incarnation)
+        is_moved || self.is_over(state)
     }
 
     /// What a failed call means. Without an answer, or if that does not know, the log is asked.
@@ -346,7 +405,7 @@ impl Outcomes {
                 // Without an answer it may still be waiting there, for a table that may come back.
                 let is_void = match is_answer {
                     true => self.is_void(state),
-                    false => state.processes.is_fenced(self.incarnation),
+                    false => self.is_over(state),
                 };
                 (is_void && state.statements.has_all_after(self.since))
                     .then_some(Outcome::NotCommitted)
