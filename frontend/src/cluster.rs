@@ -454,6 +454,11 @@ pub trait Cluster: Send + Sync + 'static {
         timeout: Duration,
         fresh: bool,
     ) -> Result<Epoch, SqlError>;
+    /// Returns when the catalog has everything that was acknowledged before: of a read that reads no relation, and rests on
+    /// definitions all the same. Costs what a read's question for its epoch costs.
+    async fn fresh_catalog(&self, _timeout: Duration) -> Result<(), SqlError> {
+        Ok(())
+    }
     async fn flush(&self) -> Result<(), SqlError>;
     /// The stored value of a setting that the cluster keeps.
     fn setting(&self, name: &str) -> Option<String>;

@@ -2,10 +2,10 @@
 //! bucket, by followers that need nobody else; changes it asks the leader for, and rows it sends to the process that
 //! their table runs on.
 //!
-//! A read names an epoch and the record of the log with which it can be read, and waits until that record is here. So
-//! does a definition with the record that it is answered with: what a session has made it sees. What a session names
-//! and is not known here is looked for at the log's head before it counts as unknown, so definitions wait for no
-//! frontend.
+//! A read's answer names an epoch, the record of the log with which it can be read, and the catalog version; the read
+//! waits until that record is here, and a statement that was planned on an older catalog is planned again. A definition
+//! waits for the record that it is answered with: what a session has made it sees. What a session names and is not
+//! known here is looked for at the log's head before it counts as unknown. So definitions wait for no frontend.
 
 mod definitions;
 mod leader;
@@ -328,6 +328,10 @@ impl Cluster for RemoteCluster {
             true => self.fresh_epoch(ids, timeout).await,
             false => self.any_epoch(ids, timeout).await,
         }
+    }
+
+    async fn fresh_catalog(&self, timeout: Duration) -> Result<(), SqlError> {
+        self.fresh_epoch(&[], timeout).await.map(drop)
     }
 
     async fn flush(&self) -> Result<(), SqlError> {

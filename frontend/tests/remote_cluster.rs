@@ -261,6 +261,87 @@ fn what_others_have_defined_is_looked_for_at_the_head() {
 }
 
 #[test]
+fn a_statement_that_was_planned_on_an_older_catalog_is_planned_again() {
+    run(async {
+        let server = Server::start().await;
+        // Nobody hands them records: each knows what its own statements have waited for.
+        let (one, other) = (server.remote(2_000).await, server.remote(3_000).await);
+        one.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        one.rows("INSERT INTO t VALUES (1)").await;
+        one.rows("CREATE VIEW c AS SELECT 1 AS n").await;
+        one.rows("CREATE VIEW low AS SELECT id AS n FROM t").await;
+        one.rows("CREATE VIEW high AS SELECT n FROM low").await;
+        for view in ["c", "high"] {
+            assert_eq!(other.text(&format!("SELECT n FROM {view}")).await, "1", "{view}");
+        }
+        one.rows("CREATE OR REPLACE VIEW low AS SELECT id + 10 AS n FROM t").await;
+        assert_eq!(other.text("SELECT n FROM high").await, "11");
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 2 AS n").await;
+        assert_eq!(other.text("SELECT n FROM c").await, "2", "it reads no rows");
+        one.rows("DROP VIEW c; CREATE VIEW c AS SELECT 3 AS n").await;
+        assert_eq!(other.text("SELECT n FROM c").await, "3", "the name stands for another");
+        let any = "SET read_freshness = 'any'; SELECT n FROM c";
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 4 AS n").await;
+        assert_eq!(other.text(any).await, "3", "it asks nobody");
+
+        other.rows("INSERT INTO t SELECT n FROM c").await;
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 5 AS n").await;
+        other.rows("UPDATE t SET id = (SELECT n FROM c) WHERE id = 4").await;
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 6 AS n").await;
+        let parts = "WITH w AS (INSERT INTO t SELECT n FROM c RETURNING id) SELECT id FROM w";
+        assert_eq!(other.text(parts).await, "6");
+        assert_eq!(one.text("SELECT id FROM t ORDER BY id").await, "1 5 6");
+        let repeatable =
+            "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT n, id FROM c, t WHERE id = 1";
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 7 AS n").await;
+        assert_eq!(other.text(repeatable).await, "7|1");
+        one.rows("CREATE OR REPLACE VIEW c AS SELECT 8 AS n").await;
+        let cursor = "BEGIN; DECLARE d CURSOR FOR SELECT n FROM c; FETCH ALL FROM d";
+        assert_eq!(other.text(cursor).await, "8");
+    });
+}
+
+#[test]
+fn a_write_to_a_table_that_was_dropped_goes_to_the_one_of_its_name() {
+    run(async {
+        let server = Server::start().await;
+        let (one, other) = (server.remote(2_000).await, server.remote(3_000).await);
+        one.rows("CREATE VIEW c AS SELECT 1 AS n").await;
+        one.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        one.rows("CREATE TABLE log (line text)").await;
+        assert_eq!(other.text("SELECT count(*) FROM t, log").await, "0");
+        one.rows("DROP TABLE t; CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        one.rows("DROP TABLE log; CREATE TABLE log (line text)").await;
+        // The worker waits for the tables that it is told. The read brings the log that says that they are gone.
+        let (_, _, read) = tokio::join!(
+            other.rows("INSERT INTO t VALUES (7)"),
+            other.rows("INSERT INTO log VALUES ('a')"),
+            other.text("SELECT n FROM c"),
+        );
+        assert_eq!(read, "1");
+        assert_eq!(other.text("SELECT id, line FROM t, log").await, "7|a");
+        one.rows("DROP TABLE t").await;
+        let (error, _) =
+            tokio::join!(other.error("INSERT INTO t VALUES (8)"), other.text("SELECT n FROM c"));
+        assert_eq!(error.state.0, "42P01", "{error:?}");
+    });
+}
+
+#[test]
+fn only_what_names_something_needs_the_leader() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE VIEW c AS SELECT 1 AS n").await;
+        let alone = server.cut_off(2_000).await;
+        assert_eq!(alone.text("SELECT 1").await, "1");
+        let any = "SET read_freshness = 'any'; SELECT n FROM c";
+        assert_eq!(alone.text(any).await, "1");
+        let error = alone.error("SET read_wait_timeout = '300ms'; SELECT n FROM c").await;
+        assert_eq!(error.state.0, "57P03", "a view may have been replaced: {error:?}");
+    });
+}
+
+#[test]
 fn what_is_committed_is_read_without_leader_and_worker() {
     run(async {
         let server = Server::start().await;

@@ -69,9 +69,10 @@ impl Connection {
             }
         }
         self.begin_statement(sql);
+        let catalog = self.session.cluster().catalog();
         let mut prepared = self.counted(|session| session.prepare(sql, types));
         if let Err(error) = &prepared
-            && self.session.learns_more(error).await
+            && self.session.learns_more(error, &catalog).await
         {
             prepared = self.counted(|session| session.prepare(sql, types));
         }

@@ -61,7 +61,7 @@ impl Connection {
         let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
         let live = Arc::clone(&self.session.live);
         let step = self.session.begin_step();
-        let work = Box::pin(self.session.execute(parsed, &[]));
+        let work = Box::pin(self.session.execute(parsed, &[], None));
         let work = guarded(&self.gone, &cancel, timeout, &step, work);
         let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
         self.flush_notices();

@@ -365,7 +365,7 @@ async fn run_one(
     let cancel = session.cancel.clone();
     let timeout = session.settings.millis("statement_timeout").map(Duration::from_millis);
     let step = session.begin_step();
-    let work = async { gather(session.execute(parsed, &[]).await?, limits).await };
+    let work = async { gather(session.execute(parsed, &[], None).await?, limits).await };
     let mut answer = guarded(&run.cancel, &cancel, timeout, &step, work).await?;
     answer.elapsed = began.elapsed();
     let notices = std::mem::take(&mut session.notices).into_iter();

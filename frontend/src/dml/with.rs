@@ -28,7 +28,8 @@ use super::with_order::named;
 use super::{Done, rewrite, rows};
 use crate::cluster::BatchStream;
 use crate::query::catalog_view::fold;
-use crate::session::scope::Kept;
+use crate::session::planned::REPLANS;
+use crate::session::scope::{InScope, Kept};
 use crate::session::{Block, Outcome, RowSet, Session, params};
 use crate::wire::Field;
 
@@ -270,10 +271,33 @@ impl Parts {
         order
     }
 
+    /// Binds the parts and fixes the epoch that they read: again where what they name has changed meanwhile.
+    async fn begin(&self, session: &Session) -> Result<(InScope, Bound), SqlError> {
+        let mut left = REPLANS;
+        loop {
+            let scope = session.enter_scope();
+            let catalog = session.cluster().catalog();
+            let begun = match self.bind(session, &mut Vec::new()) {
+                Ok(bound) => {
+                    session.fix_scope(&catalog, left > 0).await.map(|right| (bound, right))
+                }
+                Err(error) => Err(error),
+            };
+            match begun {
+                Ok((bound, true)) => return Ok((scope, bound)),
+                Ok((_, false)) => {}
+                Err(error) => {
+                    if left == 0 || !session.learns_more(&error, &catalog).await {
+                        return Err(error);
+                    }
+                }
+            }
+            left -= 1;
+        }
+    }
+
     async fn run(&self, session: &Session) -> Result<Outcome, SqlError> {
-        let _scope = session.enter_scope();
-        let bound = self.bind(session, &mut Vec::new())?;
-        session.fix_scope().await?;
+        let (_scope, bound) = self.begin(session).await?;
         let mut outcome = None;
         for step in self.order() {
             match step {

@@ -89,7 +89,8 @@ impl RemoteCluster {
         Ok(())
     }
 
-    /// The newest epoch at which all are exact and nothing is missing that was acknowledged before.
+    /// The newest epoch at which all are exact and nothing is missing that was acknowledged before. Of no relations only
+    /// the catalog is waited for.
     pub(super) async fn fresh_epoch(
         &self,
         ids: &[RelationId],
@@ -109,7 +110,11 @@ impl RemoteCluster {
             };
             match answer {
                 Ok(at) => {
-                    self.log.wait_for(at.record, deadline.max(self.env.now() + PAUSE)).await?;
+                    let record = match at.catalog_version {
+                        catalog if catalog > 0 && ids.is_empty() => catalog,
+                        _ => at.record,
+                    };
+                    self.log.wait_for(record, deadline.max(self.env.now() + PAUSE)).await?;
                     return Ok(at.epoch);
                 }
                 Err(error) if is_gone(&error) => {

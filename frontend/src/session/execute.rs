@@ -13,29 +13,54 @@ use sqlparser::ast::{DataType, DiscardObject, Expr, Ident, ObjectName, Statement
 
 use super::known::can_be_tried_again;
 use super::missing::observed;
+use super::planned::REPLANS;
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
 use crate::query::catalog_view::fold;
 use crate::{copy, ddl, dml};
 
 impl Session {
-    /// Runs a statement with its parameters.
+    /// Runs a statement with its parameters; `prepared`: if its columns are those that were described. It is planned again
+    /// where it turns out to have been planned on an older catalog.
     pub async fn execute(
         &mut self,
         parsed: &ParsedStatement,
         values: &[ArrayRef],
+        prepared: Option<&Prepared>,
     ) -> Result<Outcome, SqlError> {
         if matches!(self.block, Block::Failed { .. }) && !ends_block(&parsed.statement) {
             return Err(transaction::aborted());
         }
+        let mut left = if can_be_tried_again(&parsed.statement) { REPLANS } else { 0 };
+        self.replans = left > 0;
+        let mut catalog = self.cluster().catalog();
         let observer = self.observer(parsed);
-        let mut result = observed(observer, self.execute_statement(parsed, values)).await;
-        if let Err(error) = &result
-            && can_be_tried_again(&parsed.statement)
-            && self.learns_more(error).await
+        // In a box each: they are large, and contain what EXECUTE executes.
+        let mut result = observed(observer, Box::pin(self.attempt(parsed, values, prepared))).await;
+        while left > 0
+            && let Err(error) = &result
+            && self.plans_again(error, &catalog).await
         {
-            result = Box::pin(self.execute_statement(parsed, values)).await;
+            left -= 1;
+            self.replans = left > 0;
+            catalog = self.cluster().catalog();
+            result = Box::pin(self.attempt(parsed, values, prepared)).await;
         }
-        let result = result.map(|outcome| self.in_zone(outcome));
+        // What is read later for the statement, such as rows of a COPY, does not begin anew.
+        self.replans = false;
+        result.map(|outcome| self.in_zone(outcome))
+    }
+
+    /// What comes of it, with the places of errors.
+    async fn attempt(
+        &mut self,
+        parsed: &ParsedStatement,
+        values: &[ArrayRef],
+        prepared: Option<&Prepared>,
+    ) -> Result<Outcome, SqlError> {
+        if let Some(prepared) = prepared {
+            self.check_columns(prepared)?;
+        }
+        let result = self.execute_statement(parsed, values).await;
         result.map_err(|e| locate::in_statement(e, parsed))
     }
 
@@ -267,8 +292,7 @@ impl Session {
             let value = value.ok_or_else(|| SqlError::internal("a parameter has no value"))?;
             values.push(dml::assign::assign(&value, name, to)?);
         }
-        self.check_columns(&prepared)?;
-        self.execute(parsed, &values).await
+        self.execute(parsed, &values, Some(prepared.as_ref())).await
     }
 }
 

@@ -1,5 +1,7 @@
 //! What a statement rests on that others may have changed: where it is kept by another process, it is asked for.
 
+use std::sync::Arc;
+
 use millrace_common::{SqlError, SqlState};
 use millrace_planner::ast::Show;
 use millrace_planner::parser::with_changes_rows;
@@ -7,6 +9,8 @@ use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::Statement as Sql;
 
 use super::Session;
+use super::planned::is_outdated;
+use crate::cluster::CatalogSnapshot;
 
 /// What tells of advisory locks.
 const LOCKS: [&str; 2] = ["pg_locks", "pg_blocking_pids"];
@@ -73,16 +77,34 @@ impl Session {
         }
     }
 
-    /// Whether something that was not known may be known now, so that it is of use to try again.
-    pub(crate) async fn learns_more(&self, error: &SqlError) -> bool {
+    /// Whether a statement that has failed is to be begun anew; `planned`: the catalog from before it was planned.
+    pub(super) async fn plans_again(
+        &self,
+        error: &SqlError,
+        planned: &Arc<CatalogSnapshot>,
+    ) -> bool {
+        is_outdated(error) || self.learns_more(error, planned).await
+    }
+
+    /// Whether something that was not known in this catalog, or was and is gone, may be known now, so that it is of use to
+    /// try again.
+    pub(crate) async fn learns_more(
+        &self,
+        error: &SqlError,
+        planned: &Arc<CatalogSnapshot>,
+    ) -> bool {
         let unknown = [
             SqlState::UNDEFINED_TABLE,
             SqlState::UNDEFINED_COLUMN,
             SqlState::UNDEFINED_OBJECT,
             SqlState::INVALID_SCHEMA_NAME,
         ];
+        if !unknown.contains(&error.state) {
+            return false;
+        }
+        let is_newer = || !Arc::ptr_eq(planned, &self.cluster().catalog());
         // If it cannot be looked for, the first error is as true as can be known.
-        unknown.contains(&error.state) && self.cluster().refresh_catalog().await.unwrap_or(false)
+        is_newer() || self.cluster().refresh_catalog().await.is_ok() && is_newer()
     }
 }
 
@@ -126,8 +148,8 @@ pub(super) fn can_be_tried_again(statement: &Statement) -> bool {
             | Sql::Delete(_)
             | Sql::Copy { .. }
             | Sql::Declare { .. }
-            | Sql::Prepare { .. }
-            | Sql::Execute { .. } => true,
+            | Sql::Prepare { .. } => true,
+            // What it executes is tried again by itself, if it can be.
             _ => false,
         },
         Statement::Show(Show::Setting(_) | Show::AllSettings) => false,

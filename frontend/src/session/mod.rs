@@ -12,6 +12,7 @@ pub mod live;
 mod missing;
 pub mod outcome;
 pub mod params;
+pub(crate) mod planned;
 pub mod prepare;
 mod quick;
 pub mod reads;
@@ -36,7 +37,7 @@ use futures::StreamExt;
 use millrace_common::{Epoch, RelationId, SqlError, SqlState, SqlType};
 use millrace_planner::bind::outputs::{Output, declared_types, outputs, replaces};
 use millrace_planner::{Binder, BoundQuery, SessionInfo};
-use millrace_rpc::catalog::{ColumnType, RelationKind};
+use millrace_rpc::catalog::ColumnType;
 use parking_lot::Mutex;
 use sqlparser::ast::Query;
 use tokio_util::sync::CancellationToken;
@@ -95,6 +96,8 @@ pub struct Session {
     pub reads: reads::NotedReads,
     /// The epoch that all reads of the block use, once the first has chosen it.
     pub frozen: Mutex<Option<Epoch>>,
+    /// The statement under way is planned again where the catalog that it was planned on turns out to be an older one.
+    replans: bool,
     /// Whether the block has had a query: its isolation level stays then.
     pub queried: bool,
     /// What the parts of the statement under way share, if it has parts.
@@ -131,6 +134,7 @@ impl Session {
             writes: Arc::default(),
             reads: Arc::default(),
             frozen: Mutex::default(),
+            replans: false,
             queried: false,
             scope: Arc::default(),
         }
@@ -315,35 +319,24 @@ impl Session {
     }
 
     async fn newest_epoch(&self, ids: &[RelationId]) -> Result<Epoch, SqlError> {
+        let timeout = self.read_timeout()?;
+        self.cluster().read_epoch(ids, timeout, self.reads_fresh()?).await
+    }
+
+    /// Whether reads miss nothing that was acknowledged before.
+    fn reads_fresh(&self) -> Result<bool, SqlError> {
+        Ok(self.settings.get("read_freshness")? != "any")
+    }
+
+    /// How long a read waits for its epoch; 0 where nothing sets it.
+    fn read_timeout(&self) -> Result<Duration, SqlError> {
         let setting = millrace_common::settings::find("read_wait_timeout")?;
         let millis = match self.settings.is_set(setting) {
             true => None,
             false => self.cluster().setting(setting.name).and_then(|v| v.parse().ok()),
         };
-        let timeout = Duration::from_millis(
-            millis.or_else(|| self.settings.millis(setting.name)).unwrap_or(0),
-        );
-        let fresh = self.settings.get("read_freshness")? != "any";
-        self.cluster().read_epoch(ids, timeout, fresh).await
-    }
-
-    /// Fixes the epoch of a bound query's scans.
-    pub async fn fix_epoch(
-        &self,
-        view: &SessionCatalog,
-        bound: &BoundQuery,
-    ) -> Result<(), SqlError> {
-        let mut ids: Vec<RelationId> = bound
-            .relations
-            .iter()
-            .filter(|r| r.kind != RelationKind::View as i32 && view.snapshot.by_id(r.id).is_some())
-            .map(|r| RelationId(r.id))
-            .collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let epoch = if ids.is_empty() { Epoch::ZERO } else { self.read_epoch(&ids).await? };
-        let _ = view.epoch.set(epoch);
-        Ok(())
+        let millis = millis.or_else(|| self.settings.millis(setting.name));
+        Ok(Duration::from_millis(millis.unwrap_or(0)))
     }
 
     /// Starts a query; rows come through the set's stream.

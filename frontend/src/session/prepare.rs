@@ -16,7 +16,7 @@ use sqlparser::ast::Statement as Sql;
 
 use super::execute::prepared_name;
 use super::scroll::Scroll;
-use super::{Block, Outcome, RowSet, Session, outcome::text_field, params};
+use super::{Outcome, RowSet, Session, outcome::text_field, params};
 use crate::cluster::CatalogSnapshot;
 use crate::ddl::explain::form::Form;
 use crate::dml;
@@ -232,11 +232,7 @@ impl Session {
         values: &[ArrayRef],
     ) -> Result<Outcome, SqlError> {
         let Some(parsed) = &prepared.statement else { return Ok(Outcome::Empty) };
-        // A failed block has its own error.
-        if !matches!(self.block, Block::Failed { .. }) {
-            self.check_columns(prepared)?;
-        }
-        self.execute(parsed, values).await
+        self.execute(parsed, values, Some(prepared)).await
     }
 
     /// Refuses a prepared statement whose columns are not those that were described, before it does anything.

@@ -11,12 +11,13 @@ use std::sync::Arc;
 use arrow::array::{Array, BinaryArray};
 use datafusion::catalog::TableProvider;
 use datafusion::execution::memory_pool::MemoryReservation;
-use millrace_common::{Epoch, RelationId, SqlError, SqlState};
-use millrace_rpc::catalog::{Relation, RelationKind};
+use millrace_common::{Epoch, SqlError, SqlState};
+use millrace_rpc::catalog::Relation;
 use parking_lot::Mutex;
 
 use super::Session;
 use super::writes::{Marks, StagedWrites};
+use crate::cluster::CatalogSnapshot;
 use crate::query::SessionCatalog;
 
 /// Rows of a part as a relation.
@@ -35,7 +36,7 @@ pub struct Scope {
     marks: Marks,
     /// `None`: not chosen, the parts are only bound.
     epoch: Option<Epoch>,
-    /// Relations that the parts read or write.
+    /// Relations that the parts name, plain views included.
     relations: BTreeSet<u32>,
     kept: Vec<Kept>,
     /// Storage keys of rows that parts have changed to what they were, by table: nothing is staged of them.
@@ -92,32 +93,32 @@ impl Session {
         self.scope.lock().as_ref().and_then(|scope| scope.epoch)
     }
 
-    /// Relations that a part of the statement under way reads.
+    /// Relations that a part of the statement under way names.
     pub fn note_relations(&self, relations: &[Arc<Relation>]) {
         if let Some(scope) = self.scope.lock().as_mut() {
-            let read = relations.iter().filter(|r| r.kind != RelationKind::View as i32);
-            scope.relations.extend(read.map(|r| r.id));
+            scope.relations.extend(relations.iter().map(|r| r.id));
         }
     }
 
-    /// Fixes the epoch for all parts: one at which everything that they name is exact.
-    pub async fn fix_scope(&self) -> Result<(), SqlError> {
-        let catalog = self.cluster().catalog();
-        let ids: Vec<RelationId> = match self.scope.lock().as_ref() {
-            None => return Ok(()),
+    /// Fixes the epoch for all parts: one at which everything that they name is exact. `catalog`: from before they were
+    /// bound. `false`, if `replans`: they are to be bound again.
+    pub async fn fix_scope(
+        &self,
+        catalog: &CatalogSnapshot,
+        replans: bool,
+    ) -> Result<bool, SqlError> {
+        let now = self.cluster().catalog();
+        let named: Vec<Arc<Relation>> = match self.scope.lock().as_ref() {
+            None => return Ok(true),
             Some(scope) => {
-                let known = scope.relations.iter().filter(|id| catalog.by_id(**id).is_some());
-                known.map(|id| RelationId(*id)).collect()
+                scope.relations.iter().filter_map(|id| now.by_id(*id).cloned()).collect()
             }
         };
-        if ids.is_empty() {
-            return Ok(());
-        }
-        let epoch = self.read_epoch(&ids).await?;
+        let (epoch, is_right) = self.epoch_of(catalog, &named, replans).await?;
         if let Some(scope) = self.scope.lock().as_mut() {
-            scope.epoch = Some(epoch);
+            scope.epoch = epoch;
         }
-        Ok(())
+        Ok(is_right)
     }
 
     /// Keeps rows for the other parts, in place of what had the relation's name.
