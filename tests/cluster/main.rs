@@ -9,6 +9,7 @@ mod bad_starts;
 mod compactors;
 mod console;
 mod ctl;
+mod definitions;
 mod interrupted;
 mod leases;
 mod metas;
