@@ -2,10 +2,13 @@
 //!
 //! Meta fixes how far each split goes at an epoch; this regenerates exactly the rows between two such
 //! offsets. The first scan goes from offset 0 to the snapshot epoch's, in bounded steps. A task reads
-//! the splits that are its own by number. Readers stay open from epoch to epoch, and read on in between
+//! the splits that are its own by number. Readers stay open from epoch to epoch, and read on meanwhile
 //! ([`crate::lookahead::read_ahead`]); what depends on the epoch is applied when it takes the rows.
 
+mod unread;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::compute::filter_record_batch;
@@ -18,6 +21,7 @@ use millrace_connector::{BadRow, OnError, Position, ReadFrom, ReadResult, Source
 use millrace_rpc::services::{MetaService, SourceParts};
 use millrace_rpc::version::{BackfillPosition, BackfillState};
 
+pub use self::unread::UnreadSplits;
 use crate::error::ExecError;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
@@ -73,7 +77,7 @@ struct Split {
 }
 
 pub struct SourceReader {
-    from: SourceInput,
+    from: Arc<SourceInput>,
     splits: Vec<Split>,
     /// This task's place among those that share the splits.
     task: usize,
@@ -127,15 +131,16 @@ pub(crate) fn report_bad_rows(errors: &ErrorSink, rows: Vec<BadRow>) {
 }
 
 impl SourceReader {
-    /// The splits that fall to task `task` of `parallelism`. `backfill`: the job's, as committed. `ahead`: reads on
-    /// between epochs.
+    /// The splits that fall to task `task` of `parallelism`. `backfill`: the job's, as committed. `ahead`: reads ahead
+    /// of them, from now on.
     pub fn new(
-        from: SourceInput,
+        from: Arc<SourceInput>,
         task: usize,
         parallelism: usize,
         backfill: Option<&BackfillState>,
         ahead: Option<ReadAhead>,
     ) -> Result<SourceReader, ExecError> {
+        ahead.iter().for_each(|ahead| ahead.scans(backfill.is_some()));
         let backfill = backfill.cloned();
         let (splits, parts) = Default::default();
         Ok(SourceReader {
@@ -170,7 +175,7 @@ impl SourceReader {
         }
         let known: BTreeSet<u32> = self.splits.iter().map(|s| s.number).collect();
         for (number, _) in self.from.meta.source_offsets(self.from.relation, epoch) {
-            let own = number as usize % self.parallelism == self.task;
+            let own = is_own(number, self.task, self.parallelism);
             if own && !known.contains(&number) {
                 let start = self.parts.start(number);
                 let backfill = self.backfill.as_ref();
@@ -189,12 +194,15 @@ impl SourceReader {
         // A floor holds from its offset on: no read goes across it.
         let until = split.until.min(split.watermark.raise(offset));
         if split.reading.is_none() {
-            if let Some(held) = self.held(at, until).await {
+            if let Some(held) = self.held(at, offset..until).await {
                 return Ok(held);
             }
             let reader = match self.splits[at].reader.take() {
                 Some(reader) => reader,
-                None => self.open(&self.splits[at], offset)?,
+                None => {
+                    let split = &self.splits[at];
+                    self.from.open(split.number, offset, split.position, &self.parts)?
+                }
             };
             self.splits[at].reading = Some(self.reading(reader, until));
         }
@@ -216,20 +224,11 @@ impl SourceReader {
     }
 
     /// What was read ahead of a split, if it may be handed out. Takes the reader back where there is nothing.
-    async fn held(&mut self, at: usize, until: u64) -> Option<RawBatch> {
+    async fn held(&mut self, at: usize, within: Range<u64>) -> Option<RawBatch> {
         let ahead = self.ahead.as_ref()?;
         let (from, split) = (&self.from, &mut self.splits[at]);
         let fails = || from.on_error() == Some(OnError::Fail);
-        ahead.take_batch(split.number, &mut split.reader, &self.parts, until, fails).await
-    }
-
-    fn open(&self, split: &Split, offset: u64) -> Result<Box<dyn SplitReader>, ExecError> {
-        let watermark = self.from.watermark.as_ref();
-        let columns = watermark.map_or(&self.from.columns, |w| &w.columns);
-        let committed = || committed_position(&self.from.counters, self.from.input, split.number);
-        let position = split.position.or_else(committed);
-        let at = ReadFrom { split: split.number, offset, position, parts: self.parts.clone() };
-        Ok(self.from.source.open(at, columns)?)
+        ahead.take_batch(split.number, &mut split.reader, &self.parts, within, fails).await
     }
 
     fn reading(&self, mut reader: Box<dyn SplitReader>, until: u64) -> Reading {
@@ -258,8 +257,11 @@ impl SourceReader {
         if let Some(announced) = raw.announced {
             announced.committed(self.epoch);
         }
-        if let Some(ahead) = self.ahead.as_ref().filter(|_| after >= split.until) {
-            ahead.lend(split.number, &mut split.reader, after, split.next_until);
+        let is_end = after >= split.until;
+        // What is lent already goes on as it does, but for what the end of a step changes.
+        if let Some(ahead) = self.ahead.as_ref().filter(|_| is_end || split.reader.is_some()) {
+            let step = (self.scanning && !is_end).then_some(split.until);
+            ahead.lend(split.number, &mut split.reader, after, step.or(split.next_until));
         }
         if self.scanning {
             let (rows, per_row) = (raw.rows.num_rows() as u64, self.from.source.offsets_per_row());
@@ -284,7 +286,28 @@ impl SourceReader {
     }
 }
 
+/// Whether a split falls to task `task` of `parallelism`.
+fn is_own(split: u32, task: usize, parallelism: usize) -> bool {
+    split as usize % parallelism == task
+}
+
 impl SourceInput {
+    /// A reader of a split from `offset` on. `position`: exactly where that is, if a reader has come there since the job
+    /// was started.
+    fn open(
+        &self,
+        split: u32,
+        offset: u64,
+        position: Option<Position>,
+        parts: &SourceParts,
+    ) -> Result<Box<dyn SplitReader>, ExecError> {
+        let columns = self.watermark.as_ref().map_or(&self.columns, |w| &w.columns);
+        let committed = || committed_position(&self.counters, self.input, split);
+        let position = position.or_else(committed);
+        let at = ReadFrom { split, offset, position, parts: parts.clone() };
+        Ok(self.source.open(at, columns)?)
+    }
+
     /// What a bad row does now; `None`: what it did when the source was opened.
     fn on_error(&self) -> Option<OnError> {
         self.meta.option(self.relation, "on_error").map(|value| OnError::named(&value))
@@ -340,6 +363,7 @@ fn decode_offset(bytes: &[u8]) -> Result<u64, ExecError> {
 impl Reader for SourceReader {
     fn begin(&mut self, barrier: &Barrier) -> Result<(), ExecError> {
         (self.scanning, self.epoch) = (barrier.backfill, barrier.epoch);
+        self.ahead.iter().for_each(|ahead| ahead.scans(barrier.backfill));
         self.add_splits(barrier.epoch)?;
         if !barrier.backfill {
             // A split that is met from now on is new.

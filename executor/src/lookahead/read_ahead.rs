@@ -1,15 +1,20 @@
 //! Rows of a source that are read before the epoch that hands them out (docs/design.md §8).
 //!
 //! Who reads the source, the leaf of a job or the feed of a table, is called the leaf here: to a feed, its epochs are
-//! what the log says the splits have. A leaf lends the reader of a split when the split's epoch is read; a
+//! what the log says the splits have. A leaf lends the reader of a split when it has read a batch; a
 //! [`ReadingAhead`] goes on with it beside the leaf's task, as far as epochs are fixed or about to be, and announces
-//! what it finds. Never beyond what the source was last said to have: of a source that makes its rows itself none is
-//! made before its time. What is read is kept raw, as the reader gave it. What depends on the epoch is applied by the
-//! leaf when it hands rows out: which rows are late, whether a bad row fails or counts, how far the split has come. A
-//! batch that does not end where the leaf needs it to, as when an epoch was fixed otherwise than planned, is thrown
-//! away and read again. So is what no leaf takes for a while: a job that stands still holds nothing.
+//! what it finds. Splits to which a job's leaf has not come it opens itself ([`first`]). Never beyond what the source was
+//! last said to have: of a source that makes its rows itself none is made before its time. What is read is kept raw, as
+//! the reader gave it. What depends on the epoch is applied by the leaf when it hands rows out: which rows are late,
+//! whether a bad row fails or counts, how far the split has come. A batch that does not end where the leaf needs it to,
+//! as when an epoch was fixed otherwise than planned, is thrown away and read again. So is what no leaf takes for a
+//! while: a job that stands still holds nothing.
+
+mod first;
+mod told;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,17 +24,18 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use futures::stream::FuturesUnordered;
 use millrace_common::task::spawn_blocking;
-use millrace_common::{DeltaChunk, EnvHandle, RelationId};
+use millrace_common::{EnvHandle, RelationId};
 use millrace_connector::{BadRow, ConnectorError, OnError, Position, SplitReader};
-use millrace_graph::lookahead::Place;
 use millrace_rpc::services::{MetaService, SourceParts};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 
+use self::first::First;
+pub use self::first::Unread;
+pub use self::told::{LeafFollowers, Told};
 use super::keys_ahead::KeysAhead;
-use super::uncommitted::{Announced, Uncommitted};
-use crate::input::watermark::SourceWatermark;
+use super::uncommitted::Announced;
 use crate::memory::{MemoryClass, MemoryGovernor, Reservation};
 
 /// What is held of one split at most, and of all of the process: beyond it nothing more is read, so that one batch of
@@ -94,51 +100,6 @@ impl RawBatch {
     }
 }
 
-/// Who is told of rows before the leaf hands them out.
-pub trait Told: Send + Sync {
-    /// Tells those that look ahead of the leaf of rows that have been read. `None`: there are none.
-    fn announce(&self, batch: &RawBatch) -> Option<Announced>;
-
-    /// Whether state is to be read for the rows that are handed out next.
-    fn wants_prefetches(&self) -> bool {
-        false
-    }
-
-    /// A read of that state, for which nobody waits; `keys` tell of it. `None`: there is nothing to read.
-    fn prefetch(
-        &self,
-        rows: RecordBatch,
-        weights: Option<Int64Array>,
-        keys: KeysAhead,
-    ) -> Option<BoxFuture<'static, ()>> {
-        let _ = (rows, weights, keys);
-        None
-    }
-}
-
-/// Those that look at rows of a job's leaf.
-pub struct LeafFollowers {
-    pub relation: RelationId,
-    pub watermark: Option<SourceWatermark>,
-    /// `None`: nobody ever does.
-    pub uncommitted: Option<Arc<Uncommitted>>,
-}
-
-impl Told for LeafFollowers {
-    /// Rows as the leaf hands them out.
-    fn announce(&self, batch: &RawBatch) -> Option<Announced> {
-        let rows = || match &self.watermark {
-            None => vec![DeltaChunk::inserts(batch.rows.clone())],
-            // What fails is reported when the leaf computes it.
-            Some(w) => {
-                let asked = w.asked(batch.rows.clone(), &Arc::default());
-                asked.into_iter().map(DeltaChunk::inserts).collect()
-            }
-        };
-        self.uncommitted.as_ref()?.announce(self.relation, Place::Entry, None, rows)
-    }
-}
-
 /// What is read ahead of a leaf's splits, and with what.
 pub struct ReadFrom {
     pub relation: RelationId,
@@ -148,6 +109,8 @@ pub struct ReadFrom {
     pub governor: Arc<MemoryGovernor>,
     pub clock: EnvHandle,
     pub told: Box<dyn Told>,
+    /// Splits to which the leaf has not come. `None`: they wait until it does.
+    pub unread: Option<Box<dyn Unread>>,
 }
 
 /// A split whose reader is lent.
@@ -162,7 +125,9 @@ struct Lent {
     is_wanted: bool,
     /// Nothing is ahead, as meta has said; until it says that something has changed.
     is_at_end: bool,
-    /// Where the reader is.
+    /// Where what is held begins, ...
+    begins: u64,
+    /// ... and where the reader is.
     offset: u64,
     /// How far it may go, where that is not for meta to say.
     until: Option<u64>,
@@ -174,6 +139,7 @@ struct Lent {
 
 struct State {
     splits: Vec<Lent>,
+    first: First,
     lendings: u64,
     /// Of all splits' bytes.
     account: Reservation,
@@ -186,6 +152,29 @@ struct State {
 impl State {
     fn split(&mut self, split: u32) -> Option<&mut Lent> {
         self.splits.iter_mut().find(|s| s.split == split)
+    }
+
+    /// Takes in the reader of a split, which is at `offset`.
+    fn lend(&mut self, split: u32, reader: Box<dyn SplitReader>, offset: u64, until: Option<u64>) {
+        self.lendings += 1;
+        let lent = Lent {
+            split,
+            lending: self.lendings,
+            reader: Some(reader),
+            is_reading: false,
+            is_wanted: false,
+            is_at_end: false,
+            begins: offset,
+            offset,
+            until,
+            held: VecDeque::new(),
+            bytes: 0,
+            is_prefetched: false,
+        };
+        match self.split(split) {
+            Some(known) => *known = lent,
+            None => self.splits.push(lent),
+        }
     }
 
     fn recount(&mut self) {
@@ -232,6 +221,7 @@ enum Taken {
 pub fn read_ahead(from: ReadFrom) -> (ReadAhead, ReadingAhead) {
     let state = State {
         splits: Vec::new(),
+        first: First::default(),
         lendings: 0,
         account: from.governor.account(MemoryClass::Ahead),
         taken: from.clock.now(),
@@ -260,51 +250,36 @@ impl ReadAhead {
         if state.is_over {
             return;
         }
-        if reader.is_none() {
-            if let Some(lent) = state.split(split) {
+        match reader.take() {
+            Some(reader) => state.lend(split, reader, offset, until),
+            None => {
+                let Some(lent) = state.split(split) else { return };
                 lent.until = until;
                 lent.is_at_end = false;
-                self.0.lent.notify_one();
             }
-            return;
-        }
-        state.lendings += 1;
-        let lent = Lent {
-            split,
-            lending: state.lendings,
-            reader: reader.take(),
-            is_reading: false,
-            is_wanted: false,
-            is_at_end: false,
-            offset,
-            until,
-            held: VecDeque::new(),
-            bytes: 0,
-            is_prefetched: false,
-        };
-        match state.split(split) {
-            Some(known) => *known = lent,
-            None => state.splits.push(lent),
         }
         drop(state);
         self.0.lent.notify_one();
     }
 
-    /// The next rows of a split, if they were read ahead and may be handed out as they are: they end at `until` at the
-    /// latest, and no bad row among them `fails`. Throws them away where they may not; where there are none, takes the
-    /// reader back and tells it of `parts`. Cancel-safe.
+    /// The next rows of a split, if they were read ahead and may be handed out as they are: they lie in `within`, from its
+    /// beginning on, and no bad row among them `fails`. Throws them away where they may not; where there are none, takes
+    /// the reader back and tells it of `parts`. Cancel-safe.
     pub async fn take_batch(
         &self,
         split: u32,
         reader: &mut Option<Box<dyn SplitReader>>,
         parts: &SourceParts,
-        until: u64,
+        within: Range<u64>,
         fails: impl FnOnce() -> bool,
     ) -> Option<RawBatch> {
+        if !self.is_at(split, within.start) {
+            self.discard(split);
+        }
         match self.take(split).await {
             Taken::Batch(batch) => {
                 let fails = !batch.bad_rows.is_empty() && fails();
-                if batch.after <= until && !fails {
+                if batch.after <= within.end && !fails {
                     return Some(*batch);
                 }
                 self.discard(split);
@@ -316,6 +291,11 @@ impl ReadAhead {
             Taken::Reader(None) => {}
         }
         None
+    }
+
+    /// Whether a split, if it is lent, goes on where the leaf is.
+    fn is_at(&self, split: u32, offset: u64) -> bool {
+        self.0.state.lock().split(split).is_none_or(|lent| lent.begins == offset)
     }
 
     /// What follows of a split: waits for what is being read of it. Cancel-safe.
@@ -334,9 +314,11 @@ impl ReadAhead {
         let mut state = self.0.state.lock();
         let is_over = state.is_over;
         state.taken = self.0.clock.now();
+        state.first.met.insert(split);
         let Some(lent) = state.split(split) else { return Some(Taken::Reader(None)) };
         if let Some(batch) = lent.held.pop_front() {
             lent.bytes -= batch.memory_size();
+            lent.begins = batch.after;
             lent.is_prefetched = false;
             state.recount();
             drop(state);
@@ -404,6 +386,7 @@ impl ReadingAhead {
             if self.shared.state.lock().is_over {
                 return;
             }
+            self.open_first();
             reads.extend(self.next_reads());
             let under_way = prefetches.len();
             prefetches.extend(self.next_prefetches(under_way));
@@ -423,7 +406,9 @@ impl ReadingAhead {
 
     /// Something may be ahead of every split.
     fn look_again(&self) {
-        self.shared.state.lock().splits.iter_mut().for_each(|split| split.is_at_end = false);
+        let mut state = self.shared.state.lock();
+        state.splits.iter_mut().for_each(|split| split.is_at_end = false);
+        state.first.is_at_end = false;
     }
 
     /// Until the leaf has taken nothing for a while of what is held for it; for ever where nothing is.

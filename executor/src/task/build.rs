@@ -31,7 +31,7 @@ use crate::exchange::{
 };
 use crate::input::exchange::ExchangeLeaf;
 use crate::input::relations::Relations;
-use crate::input::source::{SourceInput, SourceReader};
+use crate::input::source::{SourceInput, SourceReader, UnreadSplits};
 use crate::input::subscribe::{SubscribeReader, Subscription};
 use crate::input::values::ValuesReader;
 use crate::input::watermark::SourceWatermark;
@@ -166,9 +166,9 @@ pub fn build(blueprint: Blueprint<'_>) -> Result<Built, ExecError> {
         task.leaf_hints = wiring.leaf_hints(graph, fragment, metrics, &ctx);
     }
     let uncommitted = builder.blueprint.relations.changelogs.uncommitted();
-    let walkers = wiring.walkers(graph, metrics, uncommitted, &ctx);
-    let mut beside = builder.beside;
-    beside.extend(walkers);
+    // Before what reads ahead: of what nobody follows nothing is told.
+    let mut beside = wiring.walkers(graph, metrics, uncommitted, &ctx);
+    beside.extend(builder.beside);
     let mut metrics: Vec<_> = builder.metrics.into_values().collect();
     metrics.sort_by_key(|m| (m.fragment, m.node));
     let stages = builder.order.stages;
@@ -340,9 +340,12 @@ impl Builder<'_> {
                 Kind::Leaf(self.cut_leaf(SubscribeReader::new(from, backfill)))
             }
             Op::Source(graph::Source { relation, columns }) => {
-                let from = self.source(input, *relation, columns)?;
+                let from = Arc::new(self.source(input, *relation, columns)?);
                 let leaf = (metrics.fragment, metrics.node);
-                let ahead = self.blueprint.options.read_ahead.then(|| self.read_ahead(&from, leaf));
+                let ahead = match self.blueprint.options.read_ahead {
+                    true => Some(self.read_ahead(&from, leaf, place)?),
+                    false => None,
+                };
                 let (task, of) = (place.task, place.parallelism);
                 Kind::Leaf(self.cut_leaf(SourceReader::new(from, task, of, backfill, ahead)?))
             }
@@ -452,8 +455,16 @@ impl Builder<'_> {
         })
     }
 
-    /// Has the splits of a leaf read on beside its task.
-    fn read_ahead(&mut self, of: &SourceInput, leaf: (usize, usize)) -> ReadAhead {
+    /// Has the splits of a leaf read ahead beside its task.
+    fn read_ahead(
+        &mut self,
+        of: &Arc<SourceInput>,
+        leaf: (usize, usize),
+        place: &Place,
+    ) -> Result<ReadAhead, ExecError> {
+        let version = self.blueprint.version;
+        let (committed, backfill) = (Epoch(version.epoch), version.backfill.as_ref());
+        let unread = UnreadSplits::new(of, place.task, place.parallelism, committed, backfill)?;
         let (ahead, work) = read_ahead(ReadFrom {
             relation: of.relation,
             meta: Arc::clone(&of.meta),
@@ -465,9 +476,10 @@ impl Builder<'_> {
                 watermark: of.watermark.clone(),
                 uncommitted: self.wiring.followers(leaf),
             }),
+            unread: Some(Box::new(unread)),
         });
         self.beside.push(work.run().boxed());
-        ahead
+        Ok(ahead)
     }
 
     fn materialize(&self, place: &Place) -> Result<Root, ExecError> {

@@ -264,7 +264,8 @@ impl Feed {
         let fails = self.on_error() == Some(OnError::Fail);
         let ahead = self.ahead.as_ref()?;
         let split = &mut self.splits[at];
-        ahead.take_batch(split.number, &mut split.reader, &self.parts, until, || fails).await
+        let within = split.offset..until;
+        ahead.take_batch(split.number, &mut split.reader, &self.parts, within, || fails).await
     }
 
     /// Has a split read on beyond `after`: what is content first, and then what is about to be.

@@ -206,6 +206,7 @@ fn start_feed(
                 governor: Arc::clone(&shared.governor),
                 clock: shared.store.env().clone(),
                 told: Box::new(FeedAhead::new(relation, Arc::clone(&sequencer))?),
+                unread: None,
             });
             let share = shared.shares.holder();
             job.spawn_beside(vec![work.run().boxed()], &shared.runtime, &share);

@@ -81,7 +81,7 @@ fn reader(task: usize, parallelism: usize, backfill: Option<&BackfillState>) -> 
         progress: Arc::new(Progress::new(EnvHandle::default())),
         counters: BTreeMap::new(),
     };
-    SourceReader::new(from, task, parallelism, backfill, None).unwrap()
+    SourceReader::new(Arc::new(from), task, parallelism, backfill, None).unwrap()
 }
 
 /// An epoch's rows; every wait is dropped and taken up again.

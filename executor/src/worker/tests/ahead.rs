@@ -1,6 +1,8 @@
 //! Rows that are committed and that a job has not come to: their keys are announced while the rows before them are
 //! processed, in a first scan, after a restart, and where a job is behind.
 
+use std::time::Duration;
+
 use millrace_graph::Source;
 
 use super::lookahead::{cold, counted, counts};
@@ -35,6 +37,34 @@ impl Cluster {
     }
 }
 
+/// [`counted`], over a source.
+fn counted_of_source(source: JobId) -> JobGraph {
+    let mut graph = counted(source);
+    let columns = vec![0, 1];
+    graph.fragments[0].nodes[0].op = Op::Source(Source { relation: source, columns });
+    graph
+}
+
+/// A view over a source with none of its state in memory, which lacks `behind` epochs of it, of 30 rows each after 300;
+/// with the newest epoch.
+async fn restarted_over_a_source(
+    exec: ExecOptions,
+    parallelism: usize,
+    behind: u64,
+) -> (Cluster, JobId, Epoch) {
+    let c = Cluster::new(exec).await;
+    let source = c.source(1).await;
+    let first = c.version(source).epoch;
+    let v = c.view(2, source, counted_of_source(source), parallelism).await;
+    c.catch_up(v).await;
+    for epoch in 0..=behind {
+        c.end_at(Epoch(first + 1 + epoch), 300 + epoch * 30);
+    }
+    c.meta.cut(v, Epoch(first + 1)).await.unwrap();
+    c.start_again(v).await;
+    (c, v, Epoch(first + 1 + behind))
+}
+
 /// The planner's place for rows of a source that are read ahead is the entry.
 #[tokio::test]
 async fn keys_of_a_source_are_announced_before_their_epoch() {
@@ -44,10 +74,7 @@ async fn keys_of_a_source_are_announced_before_their_epoch() {
             let source = c.source(1).await;
             let first = c.version(source).epoch;
             c.end_at(Epoch(first + 1), 30);
-            let mut graph = counted(source);
-            let columns = vec![0, 1];
-            graph.fragments[0].nodes[0].op = Op::Source(Source { relation: source, columns });
-            let v = c.view(2, source, graph, parallelism).await;
+            let v = c.view(2, source, counted_of_source(source), parallelism).await;
             c.catch_up(v).await;
             for epoch in 1..=20 {
                 // The next epoch is planned when one is cut.
@@ -93,6 +120,31 @@ async fn keys_of_the_backlog_are_announced_after_a_restart() {
         assert!(told.hinted > 0, "in the first epoch: {told:?}");
         let (c, t, v) = restarted(in_parts(LookaheadMode::Auto), parallelism, 0).await;
         c.follow(v, t).await;
+        assert_eq!((c.lookahead(v).hinted, c.lookahead(v).active), (0, 0), "there is none");
+    }
+}
+
+/// There is one epoch: all that is announced is of rows that come with it.
+#[tokio::test]
+async fn keys_of_a_backlog_in_a_source_are_announced_after_a_restart() {
+    for parallelism in [1, 2] {
+        for lookahead in [LookaheadMode::Auto, LookaheadMode::Off] {
+            let exec = ExecOptions {
+                source_rows: 50,
+                prefetch_window: Duration::ZERO,
+                ..in_parts(lookahead)
+            };
+            let (c, v, last) = restarted_over_a_source(exec, parallelism, 20).await;
+            c.meta.cut(v, last).await.unwrap();
+            let values = c.rows(v).await;
+            assert_eq!(values.len(), 900);
+            assert!(values.iter().all(|row| (row.1, row.2) == (1, 1)), "each is there once");
+            let told = c.lookahead(v);
+            let is_on = lookahead == LookaheadMode::Auto;
+            assert_eq!((told.hinted > 0, told.prefetched > 0), (is_on, is_on), "{told:?}");
+        }
+        let exec = in_parts(LookaheadMode::Auto);
+        let (c, v, _) = restarted_over_a_source(exec, parallelism, 0).await;
         assert_eq!((c.lookahead(v).hinted, c.lookahead(v).active), (0, 0), "there is none");
     }
 }

@@ -294,7 +294,11 @@ impl MetaService for Meta {
         let epoch = |id: JobId| jobs.get(&id).map_or(0, |job| job.start.version.epoch);
         let committed = jobs.get(&job).filter(|job| job.start.version.commits > 0);
         let inputs = committed.map(|job| job.start.inputs.as_slice()).unwrap_or_default();
-        inputs.iter().any(|input| epoch(RelationId(input.id)) > epoch(job))
+        let newest = |input: &Relation| match input.kind() {
+            RelationKind::Source => self.0.offsets.lock().last().map_or(0, |(epoch, _)| *epoch),
+            _ => epoch(RelationId(input.id)),
+        };
+        inputs.iter().any(|input| newest(input) > epoch(job))
     }
 
     fn relation(&self, id: RelationId) -> Option<Arc<Relation>> {

@@ -1,6 +1,6 @@
 //! Reading ahead changes nothing but the time: rows, counters, late counts, watermarks and committed places are the same
 //! with it and without, whatever is planned and comes out otherwise, through first scans, kills, errors (also where what a
-//! bad row does is altered), new files and splits, floors and idle marks.
+//! bad row does is altered), backlogs, pauses of the source, new files and splits, floors and idle marks.
 
 mod job;
 mod outside;
@@ -16,6 +16,7 @@ use self::job::{Leaf, Shown, tell};
 use self::outside::{Outside, row_schema};
 use self::story::{Story, plain};
 use super::*;
+use crate::lookahead::Due;
 use crate::lookahead::keys_ahead::KeysAhead;
 use crate::lookahead::uncommitted::{Following, Uncommitted};
 use crate::memory::MemoryClass;
@@ -98,6 +99,10 @@ fn reading_ahead_changes_no_row_no_counter_and_no_place() {
 fn stories_have_scans_new_splits_and_idle_ones() {
     let _unplanted = PLANTED.read();
     let stories: Vec<Story> = (0..50).map(Story::random).collect();
+    assert!(stories.iter().any(|story| story.paused.contains(&true)));
+    let is_backlog =
+        |s: &Story| s.kills.iter().zip(&s.lags).any(|(kill, lag)| kill.is_some() && *lag > 0);
+    assert!(stories.iter().any(is_backlog));
     let is_found_later = |s: &&Story| s.found > s.scan.unwrap_or(0) + 1;
     let (scans, others): (Vec<&Story>, Vec<&Story>) =
         stories.iter().partition(|story| story.scan.is_some());
@@ -129,16 +134,39 @@ fn every_planted_bug_of_reading_ahead_is_noticed() {
     }
 }
 
-async fn announced(following: &mut Following) -> Vec<(Place, Vec<i64>)> {
+/// What has been announced, and when it is due.
+fn take_announced(following: &mut Following) -> Vec<(Vec<i64>, Due)> {
     let mut all = Vec::new();
     while let Some(Some(next)) = futures::FutureExt::now_or_never(following.next()) {
+        assert_eq!(next.place, Place::Entry);
+        let mut numbers: Vec<i64> = Vec::new();
         for rows in &next.rows {
-            let numbers = rows.batch.column(0).as_primitive::<Int64Type>();
-            all.push((next.place, numbers.values().to_vec()));
             assert_eq!(rows.batch.num_columns(), 1, "as the leaf hands them out");
+            numbers.extend(rows.batch.column(0).as_primitive::<Int64Type>().values());
         }
+        all.push((numbers, next.due));
     }
     all
+}
+
+/// All that is read ahead has been.
+async fn settle() {
+    for _ in 0..500 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Those that are `wanted`, in order.
+fn numbers(told: &[(Vec<i64>, Due)], wanted: impl Fn(i64) -> bool) -> Vec<i64> {
+    let mut all: Vec<i64> = told.iter().flat_map(|(rows, _)| rows.iter().copied()).collect();
+    all.retain(|n| wanted(*n));
+    all.sort_unstable();
+    all
+}
+
+/// [`rows`] that are not bad.
+fn good(splits: &[i64], from: i64, to: i64) -> Vec<i64> {
+    rows(splits, from, to).into_iter().filter(|n| n % 1_000 % 7 != 3).collect()
 }
 
 #[tokio::test]
@@ -150,27 +178,80 @@ async fn rows_of_the_next_epoch_are_announced_before_it_and_are_due_with_it() {
     outside.fix(1, false);
     assert_eq!(leaf.epoch(1, usize::MAX).await.unwrap().len(), 9);
     // Epoch 2 is only planned; nobody has asked for its rows.
-    for _ in 0..50 {
-        tokio::task::yield_now().await;
-    }
-    let mut rows: Vec<i64> = Vec::new();
-    let mut dues = Vec::new();
-    while let Some(Some(next)) = futures::FutureExt::now_or_never(following.next()) {
-        assert_eq!(next.place, Place::Entry);
-        dues.push(next.due);
-        for batch in &next.rows {
-            rows.extend(batch.batch.column(0).as_primitive::<Int64Type>().values());
-        }
-    }
-    rows.sort_unstable();
-    let expected: Vec<i64> = (0..3).flat_map(|s| (5..10).map(move |k| s * 1_000 + k)).collect();
-    assert_eq!(rows, expected, "late rows, too: which are late is not known yet");
+    settle().await;
+    let mut told = take_announced(&mut following);
+    told.retain(|(rows, _)| rows.iter().any(|n| n % 1_000 >= 5));
+    let expected = rows(&[0, 1, 2], 5, 10);
+    assert_eq!(
+        numbers(&told, |_| true),
+        expected,
+        "late rows, too: which are late is not known yet"
+    );
     assert!(leaf.governor.used_by(MemoryClass::Ahead) > 0);
     assert_eq!(leaf.errors.total(), 3, "bad rows of the first epoch");
-    assert!(!dues.iter().any(|due| due.has_passed(u64::MAX)), "not handed out");
+    assert!(!told.iter().any(|(_, due)| due.has_passed(u64::MAX)), "not handed out");
     outside.fix(2, false);
     leaf.epoch(2, usize::MAX).await.unwrap();
-    assert!(dues.iter().all(|due| due.has_passed(2) && !due.has_passed(1)));
+    assert!(told.iter().all(|(_, due)| due.has_passed(2) && !due.has_passed(1)));
+}
+
+#[tokio::test]
+async fn a_backlog_is_announced_before_the_first_epoch_after_a_restart() {
+    let outside = Outside::new(&plain());
+    outside.fix(3, false);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let mut following = uncommitted.follow(SOURCE, vec![Place::Entry]);
+    let (none, since) = (BTreeMap::new(), Epoch(1));
+    let mut leaf = Leaf::resume(&outside, &none, since, None, true, Some(uncommitted));
+    settle().await;
+    let told = take_announced(&mut following);
+    assert_eq!(numbers(&told, |_| true), good(&[0, 1, 2], 5, 20), "epoch 4 is planned");
+    assert!(leaf.governor.used_by(MemoryClass::Ahead) > 0);
+    assert_eq!(leaf.errors.total(), 0, "bad rows count when they are handed out");
+    assert!(!told.iter().any(|(_, due)| due.has_passed(u64::MAX)), "not handed out");
+    let mut alone = Leaf::resume(&outside, &none, since, None, false, None);
+    for epoch in [2, 3] {
+        let rows = leaf.epoch(epoch, usize::MAX).await.unwrap();
+        assert_eq!(Some(rows), alone.epoch(epoch, usize::MAX).await);
+    }
+    assert_eq!(leaf.errors.total(), alone.errors.total());
+    for (rows, due) in told {
+        assert_eq!(due.has_passed(3), rows.iter().all(|n| n % 1_000 < 15), "{rows:?}");
+    }
+}
+
+#[tokio::test]
+async fn rows_of_a_split_that_is_found_are_announced_before_its_first_epoch() {
+    let story = Story { found: 2, ..plain() };
+    let outside = Outside::new(&story);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let mut following = uncommitted.follow(SOURCE, vec![Place::Entry]);
+    let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, Some(uncommitted));
+    outside.fix(1, false);
+    leaf.epoch(1, usize::MAX).await.unwrap();
+    outside.fix(2, false);
+    settle().await;
+    let told = take_announced(&mut following);
+    let last = i64::from(LAST);
+    assert_eq!(numbers(&told, |n| n / 1_000 == last), good(&[last], 0, 15), "epoch 3 is planned");
+    let rows = leaf.epoch(2, usize::MAX).await;
+    assert_eq!(rows, tell(&story, false).await.into_iter().map(|s| s.rows).nth(1));
+}
+
+/// A leaf that has come to a split itself lends its reader after the first rows, and not after the last of the epoch.
+#[tokio::test]
+async fn rows_of_the_first_epoch_are_announced_while_those_before_them_are_processed() {
+    let epochs = vec![[0; SPLITS as usize], [30; SPLITS as usize]];
+    let outside = Outside::new(&Story { epochs, ..plain() });
+    let uncommitted = Arc::new(Uncommitted::default());
+    let mut following = uncommitted.follow(SOURCE, vec![Place::Entry]);
+    let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, Some(uncommitted));
+    outside.fix(1, false);
+    let first = leaf.epoch(1, 1).await.unwrap();
+    assert!(!first.is_empty() && first.iter().all(|n| *n < 4), "{first:?}");
+    settle().await;
+    let told = take_announced(&mut following);
+    assert_eq!(numbers(&told, |n| n < 1_000), good(&[0], 4, 30));
 }
 
 /// Once all splits stand at the end of what is planned, a change of the source is one question, whatever their number;
@@ -203,11 +284,9 @@ async fn nothing_is_read_beyond_what_is_planned_and_nothing_stays() {
     let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, Some(Arc::clone(&uncommitted)));
     outside.fix(1, false);
     leaf.epoch(1, usize::MAX).await.unwrap();
-    for _ in 0..500 {
-        tokio::task::yield_now().await;
-    }
-    let seen = announced(&mut following).await;
-    let last = seen.iter().flat_map(|(_, rows)| rows).map(|n| n % 1_000).max();
+    settle().await;
+    let told = take_announced(&mut following);
+    let last = told.iter().flat_map(|(rows, _)| rows).map(|n| n % 1_000).max();
     assert_eq!(last, Some(9), "epoch 3 is not planned");
     let governor = Arc::clone(&leaf.governor);
     let beside = leaf.beside.take().unwrap();

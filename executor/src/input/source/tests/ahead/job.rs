@@ -15,7 +15,7 @@ use super::story::Story;
 use crate::error_sink::ErrorSink;
 use crate::exchange::Barrier;
 use crate::input::Reader;
-use crate::input::source::{SourceInput, SourceReader};
+use crate::input::source::{SourceInput, SourceReader, UnreadSplits};
 use crate::input::watermark::SourceWatermark;
 use crate::lookahead::read_ahead::{LeafFollowers, ReadFrom as AheadFrom, read_ahead};
 use crate::lookahead::uncommitted::Uncommitted;
@@ -39,13 +39,14 @@ impl Leaf {
         is_ahead: bool,
         followers: Option<Arc<Uncommitted>>,
     ) -> Leaf {
-        Leaf::resume(outside, counters, None, is_ahead, followers)
+        Leaf::resume(outside, counters, Epoch::ZERO, None, is_ahead, followers)
     }
 
-    /// `backfill`: the first scan as committed.
-    fn resume(
+    /// `committed`: the epoch that the job goes on from; `backfill`: its first scan as committed.
+    pub(super) fn resume(
         outside: &Arc<Outside>,
         counters: &BTreeMap<String, u64>,
+        committed: Epoch,
         backfill: Option<&BackfillState>,
         is_ahead: bool,
         followers: Option<Arc<Uncommitted>>,
@@ -54,36 +55,38 @@ impl Leaf {
         let errors = Arc::new(ErrorSink::load(counters));
         let watermark = SourceWatermark::of(&relation(), &[0]).unwrap();
         let governor = MemoryGovernor::new(1 << 30);
-        let ahead = is_ahead.then(|| {
-            let (ahead, work) = read_ahead(AheadFrom {
-                relation: SOURCE,
-                meta: Arc::clone(&meta),
-                read_rows: 4,
-                governor: Arc::clone(&governor),
-                clock: EnvHandle::default(),
-                told: Box::new(LeafFollowers {
-                    relation: SOURCE,
-                    watermark: watermark.clone(),
-                    uncommitted: followers,
-                }),
-            });
-            (ahead, tokio::spawn(work.run()))
-        });
-        let (ahead, beside) = ahead.unzip();
-        let from = SourceInput {
+        let from = Arc::new(SourceInput {
             input: 0,
             relation: SOURCE,
             source: Arc::new(Rows),
             columns: vec![0],
-            watermark,
-            meta,
+            watermark: watermark.clone(),
+            meta: Arc::clone(&meta),
             scan_rows: 20,
             stage: 0,
             read_rows: 4,
             errors: Arc::clone(&errors),
             progress: Arc::new(Progress::new(EnvHandle::default())),
             counters: counters.clone(),
-        };
+        });
+        let ahead = is_ahead.then(|| {
+            let unread = UnreadSplits::new(&from, 0, 1, committed, backfill).unwrap();
+            let (ahead, work) = read_ahead(AheadFrom {
+                relation: SOURCE,
+                meta,
+                read_rows: 4,
+                governor: Arc::clone(&governor),
+                clock: EnvHandle::default(),
+                told: Box::new(LeafFollowers {
+                    relation: SOURCE,
+                    watermark,
+                    uncommitted: followers,
+                }),
+                unread: Some(Box::new(unread)),
+            });
+            (ahead, tokio::spawn(work.run()))
+        });
+        let (ahead, beside) = ahead.unzip();
         let reader = SourceReader::new(from, 0, 1, backfill, ahead).unwrap();
         Leaf { reader, errors, beside, governor }
     }
@@ -152,6 +155,7 @@ pub(super) struct Shown {
 struct Job {
     outside: Arc<Outside>,
     is_ahead: bool,
+    committed: Epoch,
     counters: BTreeMap<String, u64>,
     backfill: Option<BackfillState>,
     leaf: Leaf,
@@ -162,13 +166,17 @@ impl Job {
         let (outside, counters) = (Outside::new(story), BTreeMap::new());
         let scan = |epoch| BackfillState { snapshot_epoch: epoch, ..BackfillState::default() };
         let backfill = story.scan.map(|epoch| scan(epoch as u64));
-        let leaf = Leaf::resume(&outside, &counters, backfill.as_ref(), is_ahead, None);
-        Job { outside, is_ahead, counters, backfill, leaf }
+        let committed = Epoch::ZERO;
+        let leaf = Leaf::resume(&outside, &counters, committed, backfill.as_ref(), is_ahead, None);
+        Job { outside, is_ahead, committed, counters, backfill, leaf }
     }
 
-    fn restart(&mut self) {
+    /// Starts again, where the story has number `n`.
+    async fn restart(&mut self, n: usize) {
         let (counters, backfill) = (&self.counters, self.backfill.as_ref());
-        self.leaf = Leaf::resume(&self.outside, counters, backfill, self.is_ahead, None);
+        let (committed, is_ahead) = (self.committed, self.is_ahead);
+        self.leaf = Leaf::resume(&self.outside, counters, committed, backfill, is_ahead, None);
+        self.outside.pause(n).await;
     }
 
     /// Goes on to a barrier, where the story has number `n`, and commits.
@@ -176,16 +184,17 @@ impl Job {
         let outside = Arc::clone(&self.outside);
         if let Some(chunks) = outside.story.kills[n % outside.story.kills.len()] {
             let _ = self.leaf.read(barrier, chunks).await;
-            self.restart();
+            self.restart(n).await;
         }
         let mut rows = self.leaf.read(barrier, usize::MAX).await;
         let failed = rows.is_none();
         if failed {
             outside.fix(barrier.epoch.0 as usize, false);
-            self.restart();
+            self.restart(n).await;
             rows = self.leaf.read(barrier, usize::MAX).await;
         }
         self.leaf.commit(&mut self.counters);
+        self.committed = barrier.epoch;
         let mut positions = Vec::new();
         self.leaf.reader.positions(&mut positions);
         let scan = self.backfill.take().filter(|_| barrier.backfill);
@@ -224,7 +233,8 @@ pub(super) async fn tell(story: &Story, is_ahead: bool) -> Vec<Shown> {
     };
     for epoch in story.scan.unwrap_or(0) + 1..story.epochs.len() {
         job.outside.pause(epoch).await;
-        job.outside.fix(epoch, story.fails[epoch]);
+        let fixed = (epoch + story.lags[epoch]).min(story.epochs.len() - 1);
+        job.outside.fix(fixed, story.fails[epoch]);
         shown.push(job.go_on(&next_epoch(epoch), epoch).await);
     }
     shown

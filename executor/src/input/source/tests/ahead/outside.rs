@@ -41,8 +41,10 @@ impl Outside {
         Arc::new(Outside { story: story.clone(), fixed, fails, changes, asked: Mutex::default() })
     }
 
+    /// The log has an epoch, and those before it.
     pub(super) fn fix(&self, epoch: usize, fails: bool) {
-        (*self.fixed.lock(), *self.fails.lock()) = (epoch, fails);
+        let fixed = epoch.max(*self.fixed.lock());
+        (*self.fixed.lock(), *self.fails.lock()) = (fixed, fails);
         self.changes.send_modify(|n| *n += 1);
     }
 
@@ -67,7 +69,8 @@ impl MetaService for Log {
     fn report_failure(&self, _: JobId, _: Generation, _: SqlError) {}
 
     fn source_offsets(&self, _: RelationId, epoch: Epoch) -> Vec<(u32, u64)> {
-        let (story, epoch) = (&self.0.story, epoch.0 as usize);
+        let (story, fixed) = (&self.0.story, *self.0.fixed.lock() as u64);
+        let epoch = epoch.0.min(fixed) as usize;
         story.splits(epoch).map(|split| (split, story.epochs[epoch][split as usize])).collect()
     }
 
@@ -76,7 +79,9 @@ impl MetaService for Log {
         let (story, fixed) = (&self.0.story, *self.0.fixed.lock());
         let next = |&(split, offset): &(u32, u64)| {
             let end = |epoch: usize| Some(story.epochs.get(epoch)?[split as usize]);
-            let planned = end(fixed + 1).map(|end| end + story.beyond[fixed + 1]);
+            // Nothing is on its way of a source that is paused.
+            let planned = end(fixed + 1).filter(|_| !story.paused[fixed + 1]);
+            let planned = planned.map(|end| end + story.beyond[fixed + 1]);
             (0..=fixed).filter_map(end).chain(planned).find(|end| *end > offset)
         };
         splits.iter().map(next).collect()

@@ -22,8 +22,12 @@ pub struct Story {
     pub kills: Vec<Option<usize>>,
     /// How far what is planned for an epoch lies beyond what then is fixed.
     pub beyond: Vec<u64>,
-    /// What happens beside the job before it is told of an epoch.
+    /// What happens beside the job before it is told of an epoch, and after it has been started again.
     pub pauses: Vec<usize>,
+    /// At which epochs the source is paused: what would come then comes later, together.
+    pub paused: Vec<bool>,
+    /// How many epochs the log has beyond the one that the job is told of.
+    pub lags: Vec<usize>,
 }
 
 impl Story {
@@ -62,7 +66,13 @@ impl Story {
         let kills = number(&killed, 6);
         let beyond = number(&wrong, 4).into_iter().map(|n| n.map_or(0, |n| n as u64 + 1)).collect();
         let pauses = (0..count).map(|_| random.random_range(0..12)).collect();
-        Story { epochs, found, scan, marks, fails, kills, beyond, pauses }
+        let paused: Vec<bool> = (0..count).map(|_| random.random_bool(0.15)).collect();
+        for epoch in (1..count).filter(|epoch| paused[*epoch]) {
+            epochs[epoch] = epochs[epoch - 1];
+        }
+        let lag = |_| if random.random_bool(0.3) { random.random_range(1..4_usize) } else { 0 };
+        let lags = (0..count).map(lag).collect();
+        Story { epochs, found, scan, marks, fails, kills, beyond, pauses, paused, lags }
     }
 
     /// The splits that are known at an epoch.
@@ -90,5 +100,7 @@ pub fn plain() -> Story {
         kills: vec![None; count],
         beyond: vec![0; count],
         pauses: vec![0; count],
+        paused: vec![false; count],
+        lags: vec![0; count],
     }
 }
