@@ -127,9 +127,11 @@ pub struct Walked {
 }
 
 impl LookaheadMetrics {
-    /// Some instance wants hints.
+    /// Some instance wants hints, or one of an operator whose keys come out of rows that this one finds.
     fn is_active(&self) -> bool {
-        self.walked.get().is_some_and(|w| w.tasks.iter().any(|t| t.is_active()))
+        self.walked.get().is_some_and(|w| {
+            w.tasks.iter().any(|t| t.is_active()) || w.sides.iter().any(|s| s.is_chain_wanted())
+        })
     }
 
     /// An instance has passed an epoch. Kept while hints are wanted; of an operator that no walker follows, once its rows

@@ -227,7 +227,7 @@ struct SpotTimes {
     unused: f64,
     /// Not chosen before this many epochs.
     barred: u64,
-    /// The last epochs, in a row, of whose rows it has seen none.
+    /// The last epochs, in a row, of whose rows it has seen none, and another place some.
     unseen: usize,
 }
 
@@ -305,6 +305,11 @@ impl Side {
         let _ = self.chains.set(chains);
     }
 
+    /// Some lookahead is wanted that is chained to one by its rows.
+    pub fn is_chain_wanted(&self) -> bool {
+        self.chains.get().into_iter().flatten().any(|chain| chain.is_wanted())
+    }
+
     /// The place whose rows are looked at.
     pub fn active(&self) -> Option<Spot> {
         self.spots.get(self.in_use()).copied()
@@ -362,10 +367,13 @@ impl Side {
     fn pass(&self, after: u64, epoch: u64, notes: &EpochNotes) {
         let mut times = self.times.lock();
         let began = notes.began.get(self.port).copied().flatten();
-        for of_spot in &mut times.of_spots {
-            let last = of_spot.last_of(after, epoch);
-            if let Some(began) = began {
-                of_spot.pass(began, last, notes.slowest_micros());
+        let spots = times.of_spots.iter_mut();
+        let seen: Vec<_> = spots.map(|spot| (spot.last_of(after, epoch), spot)).collect();
+        // Where no place has seen its rows, nobody was looking, or they are not of this side.
+        let is_seen = seen.iter().any(|(last, _)| last.is_some());
+        if let Some(began) = began.filter(|_| is_seen) {
+            for (last, spot) in seen {
+                spot.pass(began, last, notes.slowest_micros());
             }
         }
         if let Some(of_spot) = times.of_spots.get_mut(self.in_use()) {
