@@ -284,7 +284,10 @@ impl Parts {
                 Err(error) => Err(error),
             };
             match begun {
-                Ok((bound, true)) => return Ok((scope, bound)),
+                Ok((bound, true)) => {
+                    session.check_described(bound.fields.as_deref())?;
+                    return Ok((scope, bound));
+                }
                 Ok((_, false)) => {}
                 Err(error) => {
                     if left == 0 || !session.learns_more(&error, &catalog).await {

@@ -11,7 +11,7 @@ use millrace_planner::parser::{folded, with_changes_rows};
 use millrace_planner::{ParsedStatement, Statement};
 use sqlparser::ast::{DataType, DiscardObject, Expr, Ident, ObjectName, Statement as Sql};
 
-use super::known::can_be_tried_again;
+use super::known::{can_be_tried_again, changes_in_with};
 use super::missing::observed;
 use super::planned::REPLANS;
 use super::{Block, Outcome, Prepared, RowSet, Session, params, transaction};
@@ -60,6 +60,8 @@ impl Session {
         if let Some(prepared) = prepared {
             self.check_columns(prepared)?;
         }
+        let described = prepared.filter(|_| changes_in_with(&parsed.statement));
+        self.described = described.and_then(|prepared| prepared.fields.clone());
         let result = self.execute_statement(parsed, values).await;
         result.map_err(|e| locate::in_statement(e, parsed))
     }
@@ -112,7 +114,11 @@ impl Session {
                 let passed = self.pass(&fold(cursor), direction).await?;
                 Ok(Outcome::Command(format!("MOVE {passed}")))
             }
-            Statement::Subscribe(subscribe) => self.subscribe(subscribe).await,
+            Statement::Subscribe(subscribe) => {
+                // It lasts: what it is planned on is to be as new as can be known.
+                let _ = self.cluster().refresh_catalog().await;
+                self.subscribe(subscribe).await
+            }
             statement => {
                 self.refuse_in_block(noun(statement))?;
                 self.commit_implicit().await?;
@@ -281,6 +287,26 @@ impl Session {
                 parameters.len()
             )));
         }
+        let mut left = REPLANS;
+        let values = loop {
+            self.replans = left > 0;
+            let catalog = self.cluster().catalog();
+            match self.values_of(name, &prepared, parameters).await {
+                Ok(values) => break values,
+                Err(error) if left > 0 && self.plans_again(&error, &catalog).await => left -= 1,
+                Err(error) => return Err(error),
+            }
+        };
+        self.execute(parsed, &values, Some(prepared.as_ref())).await
+    }
+
+    /// The values of parameters of EXECUTE.
+    async fn values_of(
+        &self,
+        name: &str,
+        prepared: &Prepared,
+        parameters: &[Expr],
+    ) -> Result<Vec<ArrayRef>, SqlError> {
         let mut values = Vec::with_capacity(parameters.len());
         for (expr, t) in parameters.iter().zip(&prepared.param_types) {
             let to = millrace_common::SqlType::from_arrow(t)?;
@@ -292,7 +318,7 @@ impl Session {
             let value = value.ok_or_else(|| SqlError::internal("a parameter has no value"))?;
             values.push(dml::assign::assign(&value, name, to)?);
         }
-        self.execute(parsed, &values, Some(prepared.as_ref())).await
+        Ok(values)
     }
 }
 

@@ -102,9 +102,10 @@ impl Session {
         if !unknown.contains(&error.state) {
             return false;
         }
-        let is_newer = || !Arc::ptr_eq(planned, &self.cluster().catalog());
-        // If it cannot be looked for, the first error is as true as can be known.
-        is_newer() || self.cluster().refresh_catalog().await.is_ok() && is_newer()
+        // Also where the catalog has gone on by itself: it may go on still. If it cannot be looked for, the first error is as
+        // true as can be known.
+        let _ = self.cluster().refresh_catalog().await;
+        !Arc::ptr_eq(planned, &self.cluster().catalog())
     }
 }
 
@@ -135,6 +136,12 @@ fn asks_for_reports(parsed: &ParsedStatement) -> bool {
 /// Whether a text has a word, in whatever case.
 fn contains(text: &str, word: &str) -> bool {
     text.as_bytes().windows(word.len()).any(|part| part.eq_ignore_ascii_case(word.as_bytes()))
+}
+
+/// Whether a query has parts that change rows.
+pub(super) fn changes_in_with(statement: &Statement) -> bool {
+    matches!(statement, Statement::Sql(sql)
+        if matches!(sql.as_ref(), Sql::Query(query) if with_changes_rows(query)))
 }
 
 /// Whether a statement that names something unknown has done nothing by the time that this shows.

@@ -98,6 +98,8 @@ pub struct Session {
     pub frozen: Mutex<Option<Epoch>>,
     /// The statement under way is planned again where the catalog that it was planned on turns out to be an older one.
     replans: bool,
+    /// The columns that the client was told of a statement whose WITH changes rows, while that is executed.
+    described: Option<Vec<Field>>,
     /// Whether the block has had a query: its isolation level stays then.
     pub queried: bool,
     /// What the parts of the statement under way share, if it has parts.
@@ -134,6 +136,7 @@ impl Session {
             writes: Arc::default(),
             reads: Arc::default(),
             frozen: Mutex::default(),
+            described: None,
             replans: false,
             queried: false,
             scope: Arc::default(),

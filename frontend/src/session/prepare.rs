@@ -254,6 +254,15 @@ impl Session {
         }
     }
 
+    /// Refuses a statement with parts that change rows, before one of them runs, whose columns are not those that were
+    /// described: it may have been planned again since.
+    pub fn check_described(&self, fields: Option<&[Field]>) -> Result<(), SqlError> {
+        match (&self.described, fields) {
+            (Some(told), Some(fields)) if !alike(fields, told) => Err(columns_changed()),
+            _ => Ok(()),
+        }
+    }
+
     fn describe_statement(
         &self,
         statement: &Statement,

@@ -108,12 +108,16 @@ impl Session {
         replans: bool,
     ) -> Result<bool, SqlError> {
         let now = self.cluster().catalog();
-        let named: Vec<Arc<Relation>> = match self.scope.lock().as_ref() {
+        let ids: Vec<u32> = match self.scope.lock().as_ref() {
             None => return Ok(true),
-            Some(scope) => {
-                scope.relations.iter().filter_map(|id| now.by_id(*id).cloned()).collect()
-            }
+            Some(scope) => scope.relations.iter().copied().collect(),
         };
+        let is_gone = |id: &u32| catalog.by_id(*id).is_some() && now.by_id(*id).is_none();
+        if replans && ids.iter().any(is_gone) {
+            return Ok(false);
+        }
+        let named: Vec<Arc<Relation>> =
+            ids.iter().filter_map(|id| now.by_id(*id).cloned()).collect();
         let (epoch, is_right) = self.epoch_of(catalog, &named, replans).await?;
         if let Some(scope) = self.scope.lock().as_mut() {
             scope.epoch = epoch;
