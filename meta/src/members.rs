@@ -26,6 +26,9 @@ const UNREACHED: Duration = Duration::from_secs(6);
 /// A call fails when nothing has come from its process for so long (`CallLimits` in millrace-rpc). One that lasts longer has
 /// been heard of until then.
 const NOTICED: Duration = Duration::from_secs(4);
+/// A call without an answer fails after so long although its process is heard (`CallLimits`): that says nothing of the time
+/// before.
+const ANSWER: Duration = Duration::from_secs(10);
 /// What a process has said of the object store no longer ago than this counts.
 const RECENT: Duration = Duration::from_secs(3);
 
@@ -52,7 +55,10 @@ impl Calls {
         let since = match self.failed.filter(|(_, last)| lasts(*last)) {
             Some((since, _)) => since,
             None => {
-                let noticed = now.checked_sub(NOTICED);
+                let noticed = match now.saturating_duration_since(began) < ANSWER {
+                    true => now.checked_sub(NOTICED),
+                    false => Some(now),
+                };
                 let known = [noticed, self.answered, self.deaf_until].into_iter().flatten();
                 known.fold(began, Instant::max)
             }
@@ -384,8 +390,8 @@ mod tests {
             (4, 2, false, false),
             (1, 6, false, true),
             (1, 5, false, false),
-            (60, 3, false, true),
-            (60, 2, false, false),
+            (60, 6, false, false),
+            (60, 7, false, true),
             (4, 6, true, false),
             (4, 7, true, true),
         ];

@@ -50,8 +50,12 @@ impl Cluster {
                 without_store: !looks.waits.look(&self.shared).await.is_empty(),
                 still: !looks.applies.look(&self.shared).await.is_empty(),
             };
-            // A store that is slow to answer does not make what the others have told old.
+            // A store that is slow to answer does not make what the others have told old. But it has its limit.
             looked = self.shared.env.now();
+            if looked.saturating_duration_since(now) > LATE {
+                self.shared.members.begin_again(looked);
+                continue;
+            }
             if lost.is_empty() && !found.without_store && !found.still && is_settled {
                 continue;
             }
