@@ -41,7 +41,7 @@ use crate::layout::RowLayout;
 use crate::lookahead::edges::JobGraphs;
 use crate::lookahead::leaf::LeafHints;
 use crate::lookahead::outlook::Outlook;
-use crate::lookahead::read_ahead::{LeafFollowers, ReadAhead, ReadFrom, read_ahead};
+use crate::lookahead::read_ahead::{LeafFollowers, ReadAhead, ReadFrom, Unread, read_ahead};
 use crate::lookahead::stream_ahead::{StreamAhead, stream_ahead};
 use crate::lookahead::wiring::Wiring;
 use crate::materialize::{KeptChange, Materialize, Root};
@@ -464,7 +464,12 @@ impl Builder<'_> {
     ) -> Result<ReadAhead, ExecError> {
         let version = self.blueprint.version;
         let (committed, backfill) = (Epoch(version.epoch), version.backfill.as_ref());
-        let unread = UnreadSplits::new(of, place.task, place.parallelism, committed, backfill)?;
+        let (task, tasks) = (place.task, place.parallelism);
+        let unread: Option<Box<dyn Unread>> = match self.blueprint.relation.paused {
+            // A sink that takes nothing until it is resumed.
+            true => None,
+            false => Some(Box::new(UnreadSplits::new(of, task, tasks, committed, backfill)?)),
+        };
         let (ahead, work) = read_ahead(ReadFrom {
             relation: of.relation,
             meta: Arc::clone(&of.meta),
@@ -476,7 +481,7 @@ impl Builder<'_> {
                 watermark: of.watermark.clone(),
                 uncommitted: self.wiring.followers(leaf),
             }),
-            unread: Some(Box::new(unread)),
+            unread,
         });
         self.beside.push(work.run().boxed());
         Ok(ahead)
