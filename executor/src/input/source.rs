@@ -258,10 +258,11 @@ impl SourceReader {
             announced.committed(self.epoch);
         }
         let is_end = after >= split.until;
-        // What is lent already goes on as it does, but for what the end of a step changes.
-        if let Some(ahead) = self.ahead.as_ref().filter(|_| is_end || split.reader.is_some()) {
-            let step = (self.scanning && !is_end).then_some(split.until);
-            ahead.lend(split.number, &mut split.reader, after, step.or(split.next_until));
+        if let Some(ahead) = &self.ahead {
+            let until = if is_end { split.next_until } else { Some(split.until) };
+            // The floors that begin further on have not been applied: no batch may go across one.
+            let until = until.map(|until| until.min(split.watermark.next_floor(after)));
+            ahead.lend(split.number, &mut split.reader, after, until);
         }
         if self.scanning {
             let (rows, per_row) = (raw.rows.num_rows() as u64, self.from.source.offsets_per_row());

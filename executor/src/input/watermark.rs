@@ -213,15 +213,15 @@ impl SplitWatermark {
     /// Before rows at `offset` are read: raises the watermark to the floors that hold there, and gives
     /// the offset before which no further floor begins.
     pub fn raise(&mut self, offset: u64) -> u64 {
-        let mut until = u64::MAX;
-        for &(from, floor) in &self.floors {
-            if from <= offset {
-                self.running = self.running.max(Some(floor));
-            } else {
-                until = until.min(from);
-            }
-        }
-        until
+        let holds = self.floors.iter().filter(|(from, _)| *from <= offset);
+        self.running = self.running.max(holds.map(|(_, floor)| *floor).max());
+        self.next_floor(offset)
+    }
+
+    /// Behind rows at `offset`, the offset before which no further floor begins.
+    pub fn next_floor(&self, offset: u64) -> u64 {
+        let further = self.floors.iter().map(|(from, _)| *from).filter(|from| *from > offset);
+        further.min().unwrap_or(u64::MAX)
     }
 }
 
@@ -241,6 +241,17 @@ mod tests {
     use datafusion::physical_expr::expressions::{BinaryExpr, CastExpr, Column};
 
     use super::*;
+
+    #[test]
+    fn only_floors_that_rows_have_come_to_raise_a_watermark() {
+        let floors = vec![(20, 7), (10, 5)];
+        let mut split = SplitWatermark { floors, ..SplitWatermark::default() };
+        assert_eq!([0, 9, 10, 19].map(|offset| split.next_floor(offset)), [10, 10, 20, 20]);
+        assert_eq!((split.raise(9), split.running), (10, None));
+        assert_eq!((split.raise(10), split.running), (20, Some(5)));
+        assert_eq!((split.next_floor(20), split.running), (u64::MAX, Some(5)));
+        assert_eq!((split.raise(20), split.running), (u64::MAX, Some(7)));
+    }
 
     #[test]
     fn a_row_whose_expression_fails_leaves_the_others_alone() {

@@ -11,6 +11,8 @@
 //! while: a job that stands still holds nothing.
 
 mod first;
+#[cfg(test)]
+mod tests;
 mod told;
 
 use std::collections::VecDeque;
@@ -129,12 +131,14 @@ struct Lent {
     begins: u64,
     /// ... and where the reader is.
     offset: u64,
-    /// How far it may go, where that is not for meta to say.
+    /// How far it may go before meta is asked. In steps of a first scan, and for a feed, it goes no further.
     until: Option<u64>,
     held: VecDeque<RawBatch>,
     bytes: usize,
     /// State has been asked for, for the first batch that is held.
     is_prefetched: bool,
+    /// It was opened for the leaf, and nothing has been read of it yet.
+    is_first: bool,
 }
 
 struct State {
@@ -170,11 +174,21 @@ impl State {
             held: VecDeque::new(),
             bytes: 0,
             is_prefetched: false,
+            is_first: false,
         };
         match self.split(split) {
             Some(known) => *known = lent,
             None => self.splits.push(lent),
         }
+    }
+
+    /// Gives up what is lent of a split; for [`close`].
+    fn remove(&mut self, split: u32) -> Vec<Lent> {
+        let (own, others): (Vec<Lent>, Vec<Lent>) =
+            self.splits.drain(..).partition(|s| s.split == split);
+        self.splits = others;
+        self.recount();
+        own
     }
 
     fn recount(&mut self) {
@@ -185,11 +199,13 @@ impl State {
     /// Whether a split's reader is there, and may go on as far as memory is concerned.
     fn may_read(&self, at: usize, governor: &MemoryGovernor) -> bool {
         let split = &self.splits[at];
-        split.reader.is_some()
-            && split.bytes < SPLIT_BYTES
-            && governor.used_by(MemoryClass::Ahead) < process_bytes(governor)
-            && !governor.is_tight()
+        split.reader.is_some() && split.bytes < SPLIT_BYTES && has_room(governor)
     }
+}
+
+/// Whether the process may hold more.
+fn has_room(governor: &MemoryGovernor) -> bool {
+    governor.used_by(MemoryClass::Ahead) < process_bytes(governor) && !governor.is_tight()
 }
 
 struct Shared {
@@ -237,8 +253,8 @@ pub fn read_ahead(from: ReadFrom) -> (ReadAhead, ReadingAhead) {
 }
 
 impl ReadAhead {
-    /// Lets a split be read ahead from `offset`, where its reader is; up to `until`, else as far as meta says. One that
-    /// is lent already may go so far from now on.
+    /// Lets a split be read ahead from `offset`, where its reader is: first up to `until`, then as far as meta says, in
+    /// a first scan not further. One that is lent already may go so far from now on.
     pub fn lend(
         &self,
         split: u32,
@@ -253,7 +269,9 @@ impl ReadAhead {
         match reader.take() {
             Some(reader) => state.lend(split, reader, offset, until),
             None => {
-                let Some(lent) = state.split(split) else { return };
+                // What meta has said stays true where nothing is changed.
+                let changes = |lent: &&mut Lent| until.is_none() || lent.until != until;
+                let Some(lent) = state.split(split).filter(changes) else { return };
                 lent.until = until;
                 lent.is_at_end = false;
             }
@@ -273,10 +291,7 @@ impl ReadAhead {
         within: Range<u64>,
         fails: impl FnOnce() -> bool,
     ) -> Option<RawBatch> {
-        if !self.is_at(split, within.start) {
-            self.discard(split);
-        }
-        match self.take(split).await {
+        match self.take(split, within.start).await {
             Taken::Batch(batch) => {
                 let fails = !batch.bad_rows.is_empty() && fails();
                 if batch.after <= within.end && !fails {
@@ -293,29 +308,31 @@ impl ReadAhead {
         None
     }
 
-    /// Whether a split, if it is lent, goes on where the leaf is.
-    fn is_at(&self, split: u32, offset: u64) -> bool {
-        self.0.state.lock().split(split).is_none_or(|lent| lent.begins == offset)
-    }
-
-    /// What follows of a split: waits for what is being read of it. Cancel-safe.
-    async fn take(&self, split: u32) -> Taken {
+    /// What follows of a split from `offset` on: waits for what is being read of it. Cancel-safe.
+    async fn take(&self, split: u32, offset: u64) -> Taken {
         loop {
             let mut ended = std::pin::pin!(self.0.read.notified());
             ended.as_mut().enable();
-            if let Some(taken) = self.try_take(split) {
+            if let Some(taken) = self.try_take(split, offset) {
                 return taken;
             }
             ended.await;
         }
     }
 
-    fn try_take(&self, split: u32) -> Option<Taken> {
+    fn try_take(&self, split: u32, offset: u64) -> Option<Taken> {
         let mut state = self.0.state.lock();
         let is_over = state.is_over;
         state.taken = self.0.clock.now();
         state.first.met.insert(split);
         let Some(lent) = state.split(split) else { return Some(Taken::Reader(None)) };
+        if lent.begins != offset {
+            // It does not go on where the leaf is.
+            let elsewhere = state.remove(split);
+            drop(state);
+            close(elsewhere);
+            return Some(Taken::Reader(None));
+        }
         if let Some(batch) = lent.held.pop_front() {
             lent.bytes -= batch.memory_size();
             lent.begins = batch.after;
@@ -336,12 +353,7 @@ impl ReadAhead {
 
     /// Throws away what is held of a split, and its reader.
     pub fn discard(&self, split: u32) {
-        let mut state = self.0.state.lock();
-        let (own, others): (Vec<Lent>, Vec<Lent>) =
-            state.splits.drain(..).partition(|s| s.split == split);
-        state.splits = others;
-        state.recount();
-        drop(state);
+        let own = self.0.state.lock().remove(split);
         close(own);
     }
 
@@ -386,7 +398,7 @@ impl ReadingAhead {
             if self.shared.state.lock().is_over {
                 return;
             }
-            self.open_first();
+            let has_more = self.open_first();
             reads.extend(self.next_reads());
             let under_way = prefetches.len();
             prefetches.extend(self.next_prefetches(under_way));
@@ -397,6 +409,7 @@ impl ReadingAhead {
                     tokio::task::yield_now().await;
                 }
                 Some(()) = prefetches.next() => {}
+                () = tokio::task::yield_now(), if has_more => {}
                 () = lent => {}
                 () = changed(&mut changes) => {}
                 () = self.until_it_stands_still() => self.give_back(),
@@ -444,7 +457,8 @@ impl ReadingAhead {
         let mut state = self.shared.state.lock();
         let may_read = |at: &usize| state.may_read(*at, &self.from.governor);
         let readable: Vec<usize> = (0..state.splits.len()).filter(may_read).collect();
-        let ends = self.ends(readable.iter().map(|&at| &state.splits[at]));
+        let asks_beyond = state.first.asks_beyond();
+        let ends = self.ends(readable.iter().map(|&at| &state.splits[at]), asks_beyond);
         let mut reads = Vec::new();
         for (at, bound) in readable.into_iter().zip(ends) {
             let lent = &mut state.splits[at];
@@ -478,15 +492,22 @@ impl ReadingAhead {
         reads.filter_map(|(rows, weights, keys)| told.prefetch(rows, weights, keys)).collect()
     }
 
-    /// How far each of these splits may be read now; meta is asked once.
-    fn ends<'a>(&self, splits: impl Iterator<Item = &'a Lent>) -> Vec<Option<u64>> {
+    /// How far each of these splits may be read now; meta is asked once. `asks_beyond`: of those that have come as far as
+    /// the leaf has said, too.
+    fn ends<'a>(
+        &self,
+        splits: impl Iterator<Item = &'a Lent>,
+        asks_beyond: bool,
+    ) -> Vec<Option<u64>> {
         let mut asked = Vec::new();
         let mut ends = Vec::new();
         for lent in splits {
-            if lent.until.is_none() && !lent.is_at_end {
+            let end = lent.until.filter(|until| *until > lent.offset);
+            let asks = lent.until.is_none() || (end.is_none() && asks_beyond);
+            if asks && !lent.is_at_end {
                 asked.push((ends.len(), (lent.split, lent.offset)));
             }
-            ends.push(lent.until.filter(|until| *until > lent.offset));
+            ends.push(end);
         }
         let (places, splits): (Vec<usize>, Vec<(u32, u64)>) = asked.into_iter().unzip();
         if !splits.is_empty() {
@@ -530,7 +551,7 @@ impl ReadingAhead {
         let lent = state.split(read.split).filter(|lent| lent.lending == read.lending);
         let mut unused = Some(read.reader);
         if let Some(lent) = lent {
-            (lent.is_reading, lent.is_wanted) = (false, false);
+            (lent.is_reading, lent.is_wanted, lent.is_first) = (false, false, false);
             if let Some(batch) = read.batch {
                 lent.offset = batch.after;
                 lent.reader = unused.take();

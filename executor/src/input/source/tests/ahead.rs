@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use millrace_common::fault_injection::{READ_AHEAD_BUGS, plant};
 use millrace_common::{SqlState, random_tests};
 use millrace_graph::lookahead::Place;
+use millrace_rpc::log::{SplitMark, SplitMarkAt};
 
 use self::job::{Leaf, Shown, tell};
 use self::outside::{Outside, row_schema};
@@ -252,6 +253,60 @@ async fn rows_of_the_first_epoch_are_announced_while_those_before_them_are_proce
     settle().await;
     let told = take_announced(&mut following);
     assert_eq!(numbers(&told, |n| n < 1_000), good(&[0], 4, 30));
+}
+
+/// Where the log's epochs end in a cut of several is nothing to its batches; behind the cut it is.
+#[tokio::test]
+async fn a_cut_of_many_epochs_of_the_source_is_read_ahead_in_whole_batches() {
+    let outside = Outside::new(&plain());
+    outside.fix(6, false);
+    let uncommitted = Arc::new(Uncommitted::default());
+    let mut following = uncommitted.follow(SOURCE, vec![Place::Entry]);
+    let mut leaf = Leaf::start(&outside, &BTreeMap::new(), true, Some(uncommitted));
+    let (prev, epoch) = (Epoch(0), Epoch(6));
+    let cut = Barrier { prev, epoch, backfill: false, stage: 0, swap: false };
+    let first = leaf.read(&cut, 1).await.unwrap();
+    assert!(!first.is_empty() && first.iter().all(|n| *n < 4), "{first:?}");
+    settle().await;
+    let told = take_announced(&mut following).into_iter().map(|(rows, _)| rows);
+    let of_first: Vec<Vec<i64>> = told.filter(|rows| rows.iter().any(|n| *n < 1_000)).collect();
+    // Epoch 7 is planned.
+    let batches = [4, 8, 12, 16, 20, 24, 28, 30, 34, 35];
+    let expected: Vec<_> = batches.windows(2).map(|ends| good(&[0], ends[0], ends[1])).collect();
+    assert_eq!(of_first, expected);
+}
+
+/// What is read ahead goes across none, or it would be of no use, and the split be opened again.
+#[tokio::test]
+async fn a_first_scan_is_read_ahead_from_floor_to_floor() {
+    let mark = |split| SplitMark { split, idle: false, floor: Some(0) };
+    let at = |split, n: u64| SplitMarkAt { epoch: 1, mark: mark(split), offset: n * 3 };
+    let marks = (0..SPLITS).flat_map(|split| (1..20).map(move |n| at(split, n))).collect();
+    let epochs = vec![[0; SPLITS as usize], [60; SPLITS as usize]];
+    let outside = Outside::new(&Story { epochs, marks, scan: Some(1), ..plain() });
+    outside.fix(1, false);
+    let epoch = Epoch(1);
+    let step = Barrier { prev: epoch, epoch, backfill: true, stage: 0, swap: false };
+    let none = BTreeMap::new();
+    let scan = BackfillState { snapshot_epoch: 1, ..BackfillState::default() };
+    let mut shown = Vec::new();
+    for is_ahead in [false, true] {
+        outside.opened.lock().clear();
+        let mut leaf = Leaf::resume(&outside, &none, Epoch::ZERO, Some(&scan), is_ahead, None);
+        let (mut rows, mut is_held) = (Vec::new(), false);
+        for _ in 0..10 {
+            rows.push(leaf.read(&step, usize::MAX).await.unwrap());
+            settle().await;
+            is_held |= leaf.governor.used_by(MemoryClass::Ahead) > 0;
+        }
+        assert_eq!(is_held, is_ahead);
+        let mut opened = outside.opened.lock().clone();
+        opened.sort_unstable();
+        assert_eq!(opened, [0, 1, 2]);
+        shown.push(rows);
+    }
+    assert_eq!(shown[0], shown[1]);
+    assert!(shown[0].last().is_some_and(|rows| rows.contains(&58)), "{shown:?}");
 }
 
 /// Once all splits stand at the end of what is planned, a change of the source is one question, whatever their number;

@@ -58,7 +58,7 @@ impl Leaf {
         let from = Arc::new(SourceInput {
             input: 0,
             relation: SOURCE,
-            source: Arc::new(Rows),
+            source: Arc::new(Rows(Arc::clone(outside))),
             columns: vec![0],
             watermark: watermark.clone(),
             meta: Arc::clone(&meta),
@@ -97,7 +97,7 @@ impl Leaf {
     }
 
     /// The same of an epoch, or of a step of the first scan.
-    async fn read(&mut self, barrier: &Barrier, chunks: usize) -> Option<Vec<i64>> {
+    pub(super) async fn read(&mut self, barrier: &Barrier, chunks: usize) -> Option<Vec<i64>> {
         self.reader.begin(barrier).unwrap();
         let mut rows = Vec::new();
         for _ in 0..chunks {

@@ -33,12 +33,15 @@ pub(super) struct Outside {
     changes: watch::Sender<u64>,
     /// The splits of each question how far may be read ahead.
     pub(super) asked: Mutex<Vec<Vec<u32>>>,
+    /// The splits that were opened, in turn.
+    pub(super) opened: Mutex<Vec<u32>>,
 }
 
 impl Outside {
     pub(super) fn new(story: &Story) -> Arc<Outside> {
         let (fixed, fails, changes) = (Mutex::new(0), Mutex::new(false), watch::Sender::new(0));
-        Arc::new(Outside { story: story.clone(), fixed, fails, changes, asked: Mutex::default() })
+        let (story, asked, opened) = (story.clone(), Mutex::default(), Mutex::default());
+        Arc::new(Outside { story, fixed, fails, changes, asked, opened })
     }
 
     /// The log has an epoch, and those before it.
@@ -124,7 +127,7 @@ pub(super) fn row_schema() -> SchemaRef {
 }
 
 /// Row k of split s holds `s * 1000 + k` and a time; every seventh is bad, every fifth old.
-pub(super) struct Rows;
+pub(super) struct Rows(pub(super) Arc<Outside>);
 
 struct RowReader {
     split: u32,
@@ -145,6 +148,7 @@ impl Source for Rows {
     }
 
     fn open(&self, from: ReadFrom, _: &[usize]) -> Result<Box<dyn SplitReader>, ConnectorError> {
+        self.0.opened.lock().push(from.split);
         // As a reader of files does: a place that is known exactly is where it goes on.
         let known = from.position.filter(|p| p.offset >= from.offset);
         known.into_iter().for_each(|p| assert_eq!(p.line, p.offset * 10));
