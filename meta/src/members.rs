@@ -29,7 +29,7 @@ const NOTICED: Duration = Duration::from_secs(4);
 /// A call without an answer fails after so long although its process is heard (`CallLimits`): that says nothing of the time
 /// before.
 const ANSWER: Duration = Duration::from_secs(10);
-/// What a process has said of the object store no longer ago than this counts.
+/// What a process has told no longer ago than this counts: how the object store is, or that it is there.
 const RECENT: Duration = Duration::from_secs(3);
 
 /// How the leader's calls of a process have gone.
@@ -217,12 +217,16 @@ impl Members {
         processes.live().keys().filter(is_lost).copied().collect()
     }
 
-    /// The live processes that calls have not reached for longer than [`UNREACHED`], while another one has answered: they
-    /// may be well, and nothing that runs there goes on. Where no process answers, it is this one that is cut off.
-    pub fn cut_off(&self, processes: &Processes) -> Vec<u64> {
+    /// The live processes that tell of themselves and that calls have not reached for longer than [`UNREACHED`], while
+    /// another one has answered: they may be well, and nothing that runs there goes on. Where no process answers, it is this
+    /// one that is cut off.
+    pub fn cut_off(&self, processes: &Processes, now: Instant) -> Vec<u64> {
         let contacts = self.0.lock();
         let others_answer = |since| contacts.values().any(|c| c.calls.are_answered_since(since));
-        let since = |id: &u64| contacts.get(id).and_then(|c| c.calls.cut_off_since());
+        let is_told =
+            |c: &&Contact| c.answering > 0 || now.saturating_duration_since(c.last) <= RECENT;
+        let told = |id: &u64| contacts.get(id).filter(is_told);
+        let since = |id: &u64| told(id).and_then(|c| c.calls.cut_off_since());
         let live = processes.live().keys().copied();
         live.filter(|id| since(id).is_some_and(&others_answer)).collect()
     }
@@ -361,7 +365,8 @@ mod tests {
             for (id, is_answered) in answers {
                 members.note_call(id, is_answered, Instant::now(), Instant::now());
             }
-            members.cut_off(&processes)
+            members.note(Heartbeat { incarnation: 1, ..Heartbeat::default() }, Instant::now());
+            members.cut_off(&processes, Instant::now())
         };
         assert_eq!(called(7, vec![]).await, [0u64; 0], "nobody is reached");
         assert_eq!(called(1, vec![(2, true)]).await, [1]);
@@ -369,6 +374,8 @@ mod tests {
         assert_eq!(called(1, vec![(2, true), (1, true)]).await, [0u64; 0]);
         assert_eq!(called(6, vec![(2, true)]).await, [0u64; 0], "not for long enough");
         assert_eq!(called(0, vec![(2, true)]).await, [1]);
+        tokio::time::advance(RECENT + Duration::from_secs(1)).await;
+        assert_eq!(members.cut_off(&processes, Instant::now()), [0u64; 0], "it is silent");
         members.begin_again(Instant::now());
         assert_eq!(called(0, vec![(2, true)]).await, [0u64; 0], "this process has stood still");
         tokio::time::advance(UNREACHED * 2).await;
@@ -407,7 +414,8 @@ mod tests {
                 members.note_call(1, false, began, Instant::now());
             }
             members.note_call(2, true, Instant::now(), Instant::now());
-            let cut_off = members.cut_off(&processes);
+            members.note(Heartbeat { incarnation: 1, ..Heartbeat::default() }, Instant::now());
+            let cut_off = members.cut_off(&processes, Instant::now());
             assert_eq!(cut_off == [1], is_cut_off, "{first} {second} {stood_still}");
         }
     }

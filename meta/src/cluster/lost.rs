@@ -110,7 +110,7 @@ impl Cluster {
     /// The processes that calls do not reach: nor may they reach who begins anew there.
     fn doubt_cut_off(&self) -> Vec<u64> {
         let state = self.shared.state.read();
-        let cut_off = self.shared.members.cut_off(&state.processes);
+        let cut_off = self.shared.members.cut_off(&state.processes, self.shared.env.now());
         let live = state.processes.live().iter().filter(|(id, _)| cut_off.contains(id));
         live.for_each(|(_, process)| self.doubted.add(process.registration.address.clone()));
         cut_off
@@ -126,8 +126,9 @@ impl Cluster {
 
     fn lost(&self) -> Vec<u64> {
         let state = self.shared.state.read();
-        let mut lost = self.shared.members.lost(&state.processes, self.shared.env.now());
-        lost.extend(self.shared.members.cut_off(&state.processes));
+        let now = self.shared.env.now();
+        let mut lost = self.shared.members.lost(&state.processes, now);
+        lost.extend(self.shared.members.cut_off(&state.processes, now));
         lost.sort_unstable();
         lost.dedup();
         lost.retain(|id| self.shared.incarnation.get() != Some(id));
