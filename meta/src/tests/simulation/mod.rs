@@ -325,9 +325,9 @@ fn the_protocol_keeps_its_promises_under_every_seed() {
 #[test]
 fn a_seed_repeats_a_run() {
     // In the last one, only leaders are harmed.
-    let traces = [0, 6, 224].map(|seed| {
+    let traces = [0, 9, 224].map(|seed| {
         let (first, second) = (run(seed, None), run(seed, None));
-        assert!(first.records > 60, "little has happened: {} records", first.records);
+        assert!(first.records > 100, "little has happened: {} records", first.records);
         assert_eq!((first.trace, first.records), (second.trace, second.records), "seed {seed}");
         first.trace
     });
