@@ -105,7 +105,8 @@ async fn a_job_whose_tables_are_elsewhere_looks_ahead_where_it_sees_rows() {
     let began = Instant::now();
     let mut rows = 0i64;
     while one::<i64>(&client, looks).await == 0 {
-        assert!(began.elapsed() < LIMIT, "{}", lines(&client, EXPLAIN_NAMED).await);
+        // So many epochs have to pass that it takes long on a busy machine.
+        assert!(began.elapsed() < LIMIT * 3, "{}", lines(&client, EXPLAIN_NAMED).await);
         // No two of them are neighbours.
         let row = format!("INSERT INTO orders VALUES ({rows}, {})", rows * 7919 % 20_000);
         run(&client, &row).await;
