@@ -58,7 +58,7 @@ impl Session {
         prepared: Option<&Prepared>,
     ) -> Result<Outcome, SqlError> {
         if let Some(prepared) = prepared {
-            self.check_columns(prepared)?;
+            self.check_columns(prepared).await?;
         }
         let described = prepared.filter(|_| changes_in_with(&parsed.statement));
         self.described = described.and_then(|prepared| prepared.fields.clone());
@@ -115,8 +115,11 @@ impl Session {
                 Ok(Outcome::Command(format!("MOVE {passed}")))
             }
             Statement::Subscribe(subscribe) => {
-                // It lasts: what it is planned on is to be as new as can be known.
-                let _ = self.cluster().refresh_catalog().await;
+                // It lasts, and a view is made for it: it is planned on nothing that may have been replaced before.
+                let refreshed = self.cluster().refresh_catalog().await;
+                if self.reads_fresh()? {
+                    refreshed?;
+                }
                 self.subscribe(subscribe).await
             }
             statement => {

@@ -86,24 +86,30 @@ impl Session {
         is_outdated(error) || self.learns_more(error, planned).await
     }
 
-    /// Whether something that was not known in this catalog, or was and is gone, may be known now, so that it is of use to
-    /// try again.
+    /// Whether something that was not known in this catalog, was and is gone, or was of another kind or type, may be known
+    /// now, so that it is of use to try again.
     pub(crate) async fn learns_more(
         &self,
         error: &SqlError,
         planned: &Arc<CatalogSnapshot>,
     ) -> bool {
-        let unknown = [
+        let of_definitions = [
             SqlState::UNDEFINED_TABLE,
             SqlState::UNDEFINED_COLUMN,
             SqlState::UNDEFINED_OBJECT,
             SqlState::INVALID_SCHEMA_NAME,
+            SqlState::AMBIGUOUS_COLUMN,
+            SqlState::UNDEFINED_FUNCTION,
+            SqlState::DATATYPE_MISMATCH,
+            SqlState::WRONG_OBJECT_TYPE,
         ];
-        if !unknown.contains(&error.state) {
-            return false;
-        }
-        // Also where the catalog has gone on by itself: it may go on still. If it cannot be looked for, the first error is as
-        // true as can be known.
+        of_definitions.contains(&error.state) && self.knows_more(planned).await
+    }
+
+    /// Whether the catalog is another one than this, now that the newest was looked for.
+    pub(super) async fn knows_more(&self, planned: &Arc<CatalogSnapshot>) -> bool {
+        // Also where the catalog has gone on by itself: it may go on still. If it cannot be looked for, what is known is as true
+        // as can be known.
         let _ = self.cluster().refresh_catalog().await;
         !Arc::ptr_eq(planned, &self.cluster().catalog())
     }

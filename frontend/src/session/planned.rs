@@ -32,12 +32,22 @@ impl Session {
     ) -> Result<(), SqlError> {
         let known = |r: &&Arc<Relation>| view.snapshot.by_id(r.id).is_some();
         let named: Vec<Arc<Relation>> = bound.relations.iter().filter(known).cloned().collect();
-        let (epoch, is_right) = self.epoch_of(&view.snapshot, &named, self.replans).await?;
-        if !is_right {
-            return Err(outdated());
-        }
-        let _ = view.epoch.set(epoch.unwrap_or(Epoch::ZERO));
+        let epoch = self.right_epoch_of(&view.snapshot, &named).await?;
+        let _ = view.epoch.set(epoch);
         Ok(())
+    }
+
+    /// The epoch at which a statement reads what it names in a catalog. An error where the statement is to be planned again.
+    pub(super) async fn right_epoch_of(
+        &self,
+        catalog: &CatalogSnapshot,
+        named: &[Arc<Relation>],
+    ) -> Result<Epoch, SqlError> {
+        let (epoch, is_right) = self.epoch_of(catalog, named, self.replans).await?;
+        match is_right {
+            true => Ok(epoch.unwrap_or(Epoch::ZERO)),
+            false => Err(outdated()),
+        }
     }
 
     /// The epoch at which a statement reads what it names in a catalog, `None` where that has no rows of its own; and
@@ -82,7 +92,8 @@ impl Session {
 
 /// Those that have rows of their own, each once.
 fn read_of(named: &[Arc<Relation>]) -> Vec<RelationId> {
-    let with_rows = named.iter().filter(|r| r.kind != RelationKind::View as i32);
+    let without = [RelationKind::View, RelationKind::Subscription].map(|kind| kind as i32);
+    let with_rows = named.iter().filter(|r| !without.contains(&r.kind));
     let mut ids: Vec<RelationId> = with_rows.map(|r| RelationId(r.id)).collect();
     ids.sort_unstable();
     ids.dedup();

@@ -235,21 +235,37 @@ impl Session {
         self.execute(parsed, values, Some(prepared)).await
     }
 
-    /// Refuses a prepared statement whose columns are not those that were described, before it does anything.
-    pub fn check_columns(&self, prepared: &Prepared) -> Result<(), SqlError> {
+    /// Refuses a prepared statement whose columns are not those that were described, before it does anything. Where they
+    /// are others in the catalog that is known, which may be an older one than what described them again, the newest counts.
+    pub(super) async fn check_columns(&self, prepared: &Prepared) -> Result<(), SqlError> {
+        let catalog = self.cluster().catalog();
+        let known = self.has_told_columns(prepared);
+        let is_doubted = match &known {
+            Ok(has_told) => !has_told && self.knows_more(&catalog).await,
+            Err(error) => self.learns_more(error, &catalog).await,
+        };
+        let newest = if is_doubted { self.has_told_columns(prepared) } else { known };
+        match newest? {
+            true => Ok(()),
+            false => Err(columns_changed()),
+        }
+    }
+
+    /// Whether the columns are those that were described, in the catalog that is known.
+    fn has_told_columns(&self, prepared: &Prepared) -> Result<bool, SqlError> {
         let (Some(parsed), Some(told)) = (&prepared.statement, &prepared.fields) else {
-            return Ok(());
+            return Ok(true);
         };
         let basis = self.basis();
         if !rests_on_session(&parsed.statement) && *prepared.basis.lock() == basis {
-            return Ok(());
+            return Ok(true);
         }
         match self.fields_of(parsed, &prepared.given)?.0 {
-            Some(fields) if !alike(&fields, told) => Err(columns_changed()),
+            Some(fields) if !alike(&fields, told) => Ok(false),
             // Without columns there is nothing of that name any more, which running it says.
             _ => {
                 *prepared.basis.lock() = basis;
-                Ok(())
+                Ok(true)
             }
         }
     }

@@ -80,7 +80,8 @@ impl Session {
         let relation = relation
             .cloned()
             .ok_or_else(|| SqlError::internal("a subscription without its relation"))?;
-        let newest = self.read_epoch(&[RelationId(relation.id)]).await?;
+        let named = [Arc::clone(&subscription), Arc::clone(&relation)];
+        let newest = self.right_epoch_of(&catalog.snapshot, &named).await?;
         let (seen, full) = match &declare.start {
             CursorStart::Full => (newest, true),
             CursorStart::Now => (newest, false),
