@@ -7,6 +7,7 @@ use millrace_graph::Source;
 
 use super::lookahead::{cold, counted, counts};
 use super::*;
+use crate::memory::MemoryClass;
 use crate::options::LookaheadMode;
 
 /// Small parts of everything that is read, and few rows at a time wait for state.
@@ -146,6 +147,35 @@ async fn keys_of_a_backlog_in_a_source_are_announced_after_a_restart() {
         let exec = in_parts(LookaheadMode::Auto);
         let (c, v, _) = restarted_over_a_source(exec, parallelism, 0).await;
         assert_eq!((c.lookahead(v).hinted, c.lookahead(v).active), (0, 0), "there is none");
+    }
+}
+
+/// A sink that is paused when its job starts takes nothing until it is resumed: neither its backlog nor what comes
+/// meanwhile is read and held for it, and no keys of it are announced.
+#[tokio::test(start_paused = true)]
+async fn nothing_is_read_ahead_of_a_job_that_starts_paused() {
+    for is_paused in [false, true] {
+        let exec = ExecOptions { source_rows: 50, ..in_parts(LookaheadMode::Auto) };
+        let (c, v, last) = restarted_over_a_source(exec, 2, 20).await;
+        c.meta.changes.set(watch::Sender::new(0)).unwrap();
+        c.meta.jobs.lock().get_mut(&v).unwrap().start.relation.paused = is_paused;
+        c.start_again(v).await;
+        let next = Epoch(last.0 + 1);
+        c.end_at(next, 930);
+        c.meta.changes.get().unwrap().send_modify(|n| *n += 1);
+        // The clock, which is paused, goes on when nothing else does.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let held = c.worker.governor().used_by(MemoryClass::Ahead);
+        assert_eq!(held == 0, is_paused, "{held} bytes are held");
+        let told = c.lookahead(v);
+        if is_paused {
+            assert_eq!((told.hinted, told.prefetched), (0, 0), "{told:?}");
+        }
+        // It is resumed, and lacks nothing.
+        c.meta.cut(v, next).await.unwrap();
+        let values = c.rows(v).await;
+        assert_eq!(values.len(), 930);
+        assert!(values.iter().all(|row| (row.1, row.2) == (1, 1)), "each is there once");
     }
 }
 
