@@ -50,14 +50,25 @@ async fn ask(requests: Arc<Metered>, log: Arc<LogFollower>) {
 
 #[cfg(test)]
 mod tests {
-    use millrace_common::EnvHandle;
-    use millrace_meta::{Meta, MetaOptions};
+    use millrace_common::{Env, EnvHandle, SqlError};
+    use millrace_meta::{Connect, Meta, MetaOptions};
+    use millrace_rpc::control::{Heartbeat, MetaControl};
+    use millrace_rpc::log::{ProcessRole, RegisterProcess};
+    use millrace_rpc::services::{CompactorService, ComputeService};
     use millrace_storage::object::MeterOptions;
     use millrace_storage::sim::{Faults, Profile, SimStore};
     use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
     use object_store::path::Path;
+    use tokio::time::Instant;
 
     use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    /// For how long a process may go without an answer of the store (docs/design.md §10), ...
+    const CUT_OFF: Duration = Duration::from_secs(12);
+    /// ... and when it is fenced at the latest: it asks the store, tells the leader and is looked at once a second each.
+    const FENCED_BY: Duration = Duration::from_secs(18);
 
     #[tokio::test(start_paused = true)]
     async fn a_process_tells_for_how_long_the_store_has_not_answered_it() {
@@ -83,5 +94,166 @@ mod tests {
         sim.set_faults(Faults::default());
         tokio::time::sleep(LOOK + ANSWER * 2).await;
         assert_eq!(watch.wait(), Duration::ZERO, "it learns of that by itself");
+    }
+
+    /// Clocks that go with tokio's, which is paused.
+    struct PausedEnv(Instant);
+
+    impl Env for PausedEnv {
+        fn now_ms(&self) -> u64 {
+            1_700_000_000_000 + self.0.elapsed().as_millis() as u64
+        }
+
+        fn since_boot(&self) -> Duration {
+            self.0.elapsed()
+        }
+
+        fn random(&self) -> u64 {
+            EnvHandle::default().random()
+        }
+    }
+
+    /// No jobs run, so no process is called.
+    struct NoCalls;
+
+    impl Connect for NoCalls {
+        fn compute(&self, _: &str, _: u64) -> Result<Arc<dyn ComputeService>, SqlError> {
+            Err(SqlError::internal("no process is called"))
+        }
+
+        fn compactor(&self, _: &str, _: u64) -> Result<Arc<dyn CompactorService>, SqlError> {
+            Err(SqlError::internal("no process is called"))
+        }
+
+        fn fenced(&self, _: u64) {}
+    }
+
+    /// The way of one process to the bucket.
+    struct Way {
+        sim: SimStore,
+        requests: Arc<Metered>,
+    }
+
+    impl Way {
+        fn to(bucket: &Arc<dyn ObjectStore>) -> Way {
+            let sim = SimStore::new(Arc::clone(bucket), Profile::INSTANT, 1);
+            let requests = Metered::wrap(Arc::new(sim.clone()), MeterOptions::default());
+            Way { sim, requests }
+        }
+
+        fn store(&self) -> Arc<dyn ObjectStore> {
+            Arc::clone(&self.requests) as Arc<dyn ObjectStore>
+        }
+
+        /// What is asked from now on is never answered, or is again.
+        fn set_hangs(&self, hangs: bool) {
+            let hang = if hangs { 1.0 } else { 0.0 };
+            self.sim.set_faults(Faults { hang, ..Faults::default() });
+        }
+    }
+
+    async fn leader(way: &Way) -> Arc<Meta> {
+        let options = MetaOptions {
+            env: EnvHandle::new(PausedEnv(Instant::now())),
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            address: "m:1".to_owned(),
+            ..MetaOptions::new(way.store())
+        };
+        let meta = Meta::open(options).await.unwrap();
+        meta.start_cluster(Arc::new(NoCalls)).await.unwrap();
+        meta
+    }
+
+    /// A compute process that is at work, as far as the object store and the leader notice.
+    struct Compute {
+        way: Way,
+        incarnation: u64,
+        _work: [AbortOnDropHandle<()>; 2],
+    }
+
+    impl Compute {
+        async fn start(meta: &Arc<Meta>, bucket: &Arc<dyn ObjectStore>, nonce: u64) -> Compute {
+            let way = Way::to(bucket);
+            let log = LogFollower::open(way.store(), EnvHandle::default()).await.unwrap();
+            let watch = StoreWatch::start(Some(Arc::clone(&way.requests)), &Arc::new(log));
+            let (roles, address) = (vec![ProcessRole::Compute as i32], format!("c{nonce}:1"));
+            let process = RegisterProcess { nonce, roles, address };
+            let incarnation = meta.register_process(process).await.unwrap();
+            let tells = tokio::spawn(tells(Arc::clone(meta), incarnation, watch));
+            let reads = tokio::spawn(reads(Arc::clone(&way.requests)));
+            Compute { way, incarnation, _work: [tells, reads].map(AbortOnDropHandle::new) }
+        }
+    }
+
+    /// Until the process is fenced.
+    async fn tells(meta: Arc<Meta>, incarnation: u64, watch: StoreWatch) {
+        loop {
+            let store_wait_ms = watch.wait().as_millis() as u64;
+            let heartbeat = Heartbeat { incarnation, store_wait_ms, ..Heartbeat::default() };
+            if meta.beat(heartbeat).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(SECOND).await;
+        }
+    }
+
+    /// Asks for something each second, and does not wait long for it.
+    async fn reads(requests: Arc<Metered>) {
+        let path = Path::from("nothing");
+        loop {
+            let _ = tokio::time::timeout(SECOND, requests.head(&path)).await;
+            tokio::time::sleep(SECOND).await;
+        }
+    }
+
+    /// When each of them is fenced, if that is within this time.
+    async fn fenced(
+        meta: &Meta,
+        computes: &[Compute; 2],
+        limit: Duration,
+    ) -> [Option<Duration>; 2] {
+        let began = Instant::now();
+        let mut fenced = [None; 2];
+        while began.elapsed() < limit {
+            for (at, compute) in fenced.iter_mut().zip(computes) {
+                let id = compute.incarnation;
+                if at.is_none() && !meta.read_state(|state| state.processes.is_live(id)) {
+                    *at = Some(began.elapsed());
+                }
+            }
+            tokio::time::sleep(SECOND / 10).await;
+        }
+        fenced
+    }
+
+    /// The store hangs for the leader or not, and for each of two processes.
+    #[tokio::test(start_paused = true)]
+    async fn a_process_for_which_the_store_hangs_is_fenced_where_leader_and_another_are_answered() {
+        let cases = [
+            ([false, true, false], true),
+            ([false, true, true], false),
+            ([true, true, false], false),
+            ([true, true, true], false),
+        ];
+        for (hang, is_fenced) in cases {
+            let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+            let way = Way::to(&bucket);
+            let meta = leader(&way).await;
+            let first = Compute::start(&meta, &bucket, 1).await;
+            let computes = [first, Compute::start(&meta, &bucket, 2).await];
+            assert_eq!(fenced(&meta, &computes, 20 * SECOND).await, [None; 2], "all is well");
+            let ways = [&way, &computes[0].way, &computes[1].way];
+            ways.iter().zip(hang).for_each(|(way, hangs)| way.set_hangs(hangs));
+            let told = fenced(&meta, &computes, 60 * SECOND).await;
+            assert_eq!(told.map(|at| at.is_some()), [is_fenced, false], "{hang:?}: {told:?}");
+            let in_time = |at: Duration| at > CUT_OFF && at < FENCED_BY;
+            assert!(told[0].is_none_or(in_time), "{told:?}");
+            // Who learns first that the store answers again is no reason to fence another one.
+            ways.iter().for_each(|way| way.set_hangs(false));
+            let told = fenced(&meta, &computes, 60 * SECOND).await;
+            assert_eq!(told.map(|at| at.is_some()), [is_fenced, false], "{hang:?}: afterwards");
+            meta.shutdown().await;
+        }
     }
 }
