@@ -10,8 +10,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use arrow::array::{ArrayRef, RecordBatch, UInt32Array};
-use arrow::compute::take;
+use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
+use arrow::compute::{interleave, take};
 use arrow::datatypes::SchemaRef;
 use millrace_graph::lookahead::{Chained, Lookahead, Place};
 use tokio::sync::mpsc;
@@ -31,8 +31,8 @@ pub const MAX_MATCHES: usize = 16;
 pub const QUEUE: usize = 64;
 /// Pairs of one list at most.
 pub const LIST_PAIRS: usize = 1024;
-/// Bytes of one list at most, and of what the rows that are met bring to the lists of one hint: pairs with larger rows
-/// are dropped.
+/// Bytes of one list at most, and of what the rows that are met together bring to the lists: pairs with larger rows are
+/// dropped.
 pub const LIST_BYTES: usize = 256 << 10;
 
 /// What a hint brings along for the lookaheads that are chained to it.
@@ -139,23 +139,23 @@ impl Chain {
         self.missed.fetch_add(rows as u64, Ordering::Relaxed);
     }
 
-    /// Gives away pairs: rows of a hint, and column by column the rows that they meet. Never waits.
+    /// Gives away pairs: rows of hints, each told by the place of its hint and its number there, and column by column the
+    /// rows that they meet. The hints are of this chain and of one epoch. Never waits.
     pub fn give(
         &self,
-        carried: &Carried,
-        rows: &[u32],
+        hints: &[&Carried],
+        rows: &[(usize, usize)],
         met: &[ArrayRef],
         governor: &Arc<MemoryGovernor>,
     ) -> Result<(), ExecError> {
+        let Some(due) = hints.first().map(|hint| &hint.due) else { return Ok(()) };
         for from in (0..rows.len()).step_by(LIST_PAIRS) {
             let part = &rows[from..rows.len().min(from + LIST_PAIRS)];
             let Ok(place) = self.pairs.try_reserve() else {
                 self.note_missed(rows.len() - from);
                 break;
             };
-            let picked = UInt32Array::from(part.to_vec());
-            let own = carried.columns.iter().map(|c| take(c, &picked, None));
-            let mut columns = own.collect::<Result<Vec<ArrayRef>, _>>()?;
+            let mut columns = picked(hints, part)?;
             columns.extend(met.iter().map(|c| c.slice(from, part.len())));
             let bytes = columns.iter().map(column_bytes).sum();
             if bytes > LIST_BYTES {
@@ -164,11 +164,29 @@ impl Chain {
             }
             let mut account = governor.account(MemoryClass::Channel);
             account.set(bytes);
-            let (stage, due) = (self.stage, carried.due.clone());
+            let (stage, due) = (self.stage, due.clone());
             place.send(Pairs { stage, columns, rows: part.len(), due, account });
         }
         Ok(())
     }
+}
+
+/// What hints carry for these rows of theirs. Hints of different columns have nothing in common.
+fn picked(hints: &[&Carried], rows: &[(usize, usize)]) -> Result<Vec<ArrayRef>, ExecError> {
+    if let [only] = hints {
+        let rows = UInt32Array::from_iter_values(rows.iter().map(|(_, row)| *row as u32));
+        let taken = only.columns.iter().map(|column| take(column, &rows, None));
+        return Ok(taken.collect::<Result<Vec<ArrayRef>, _>>()?);
+    }
+    let width = hints.first().map_or(0, |hint| hint.columns.len());
+    if hints.iter().any(|hint| hint.columns.len() != width) {
+        return Err(ExecError::internal("hints of one chain carry different columns"));
+    }
+    let column = |at: usize| {
+        let values: Vec<&dyn Array> = hints.iter().map(|hint| hint.columns[at].as_ref()).collect();
+        interleave(&values, rows)
+    };
+    Ok((0..width).map(column).collect::<Result<Vec<ArrayRef>, _>>()?)
 }
 
 /// The chains of a job.
@@ -404,10 +422,10 @@ mod tests {
             (vec![], false),
             (vec![numbers(), numbers()], false),
         ];
-        let rows: Vec<u32> = (0..10).rev().collect();
+        let rows: Vec<(usize, usize)> = (0..10).rev().map(|row| (0, row)).collect();
         for (columns, is_right) in all {
             let carried = right.with_columns(columns);
-            carried.chain.give(&carried, &rows, &[texts(10, 1)], &governor).unwrap();
+            carried.chain.give(&[&carried], &rows, &[texts(10, 1)], &governor).unwrap();
             let pairs = lists.try_recv().unwrap();
             assert_eq!(pairs.rows, 10);
             let columns = &pairs.columns;
@@ -417,17 +435,42 @@ mod tests {
         assert_eq!(governor.used(), 0);
     }
 
+    /// Hints of single rows have a key each: what they find is computed further, and sent, once for all of them.
+    #[tokio::test]
+    async fn rows_of_many_hints_are_one_list() {
+        let governor = MemoryGovernor::new(1 << 30);
+        let (one, mut lists) = carried(&governor);
+        let chain = &one.chain;
+        let number = |n: i64| -> Vec<ArrayRef> { vec![Arc::new(Int64Array::from(vec![n, -n]))] };
+        let hints = [7, 8, 9].map(|n| one.with_columns(number(n)));
+        let hints: Vec<&Carried> = hints.iter().collect();
+        let rows = [(2, 0), (0, 1), (1, 0), (0, 1)];
+        chain.give(&hints, &rows, &[numbers().slice(0, 4)], &governor).unwrap();
+        let pairs = lists.try_recv().unwrap();
+        let expected: [ArrayRef; 2] =
+            [Arc::new(Int64Array::from(vec![9, -7, 8, -7])), numbers().slice(0, 4)];
+        assert_eq!((pairs.rows, pairs.columns.as_slice()), (4, &expected[..]));
+        assert!(lists.try_recv().is_err(), "a second list");
+        // What has nothing in common is not put together.
+        for wrong in [vec![], vec![texts(2, 1)]] {
+            let wrong = one.with_columns(wrong);
+            let rows = [(0, 0), (1, 0)];
+            assert!(chain.give(&[hints[0], &wrong], &rows, &[texts(2, 1)], &governor).is_err());
+            assert!(lists.try_recv().is_err());
+        }
+    }
+
     #[tokio::test]
     async fn lists_have_a_bound_in_bytes_and_are_accounted() {
         let governor = MemoryGovernor::new(1 << 30);
         let (carried, mut lists) = carried(&governor);
         let chain = &carried.chain;
-        let rows: Vec<u32> = (0..10).collect();
+        let rows: Vec<(usize, usize)> = (0..10).map(|row| (0, row)).collect();
         let bytes = LIST_BYTES / 10;
-        chain.give(&carried, &rows, &[texts(10, bytes)], &governor).unwrap();
+        chain.give(&[&carried], &rows, &[texts(10, bytes)], &governor).unwrap();
         assert!(lists.try_recv().is_err(), "with the other column it is too much");
         assert_eq!((governor.used(), chain.missed.load(Ordering::Relaxed)), (0, 10));
-        chain.give(&carried, &rows, &[texts(10, bytes - 100)], &governor).unwrap();
+        chain.give(&[&carried], &rows, &[texts(10, bytes - 100)], &governor).unwrap();
         assert!(governor.used() > 9 * bytes && governor.used() <= LIST_BYTES);
         assert_eq!(lists.try_recv().map(|list| list.rows), Ok(10));
         assert_eq!((governor.used(), chain.missed.load(Ordering::Relaxed)), (0, 10));

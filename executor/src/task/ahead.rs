@@ -46,7 +46,11 @@ impl Task {
         while self.is_pending(node) {
             self.relieve(node).await?;
             match self.read_or_hint(node).await? {
-                Event::Hint(hint) => self.hint(hint)?,
+                Event::Hint(hint) => {
+                    self.hint(hint)?;
+                    // What has come with it is read with it.
+                    self.take_hints()?;
+                }
                 Event::Progress(read) => {
                     self.pass_on(read)?;
                     self.flush().await?;

@@ -9,8 +9,8 @@ use millrace_common::collections::HashMap;
 
 use super::{Entries, KeyedState};
 use crate::error::ExecError;
-use crate::lookahead::Hint;
-use crate::lookahead::chain::{Carried, LIST_BYTES, MAX_MATCHES};
+use crate::lookahead::chain::{Carried, Chain, LIST_BYTES, MAX_MATCHES};
+use crate::lookahead::{HINT_KEYS, Hint};
 use crate::state::keys::ChunkKeys;
 use crate::state::{KeyTable, Slot};
 
@@ -59,6 +59,40 @@ struct Waiting {
 struct List {
     carried: Arc<Carried>,
     bytes: Arc<AtomicUsize>,
+}
+
+/// Rows of hints of one chain and one epoch that go on together, as many as one hint may have: hints of single rows have
+/// one key each.
+#[derive(Default)]
+struct Together {
+    hints: Vec<Arc<List>>,
+    /// The place of each among them.
+    places: HashMap<*const List, usize>,
+    /// The place of each row's hint, and its number there.
+    rows: Vec<(usize, usize)>,
+    slots: Vec<Slot>,
+}
+
+impl Together {
+    /// Whether a row of this hint may go with these.
+    fn takes(&self, hint: &List) -> bool {
+        let own = &hint.carried;
+        let is_alike = |known: &Arc<List>| {
+            let known = &known.carried;
+            Arc::ptr_eq(&known.chain, &own.chain) && known.due.is_same(&own.due)
+        };
+        self.rows.len() < HINT_KEYS && self.hints.first().is_some_and(is_alike)
+    }
+
+    fn add(&mut self, hint: Arc<List>, row: u32, slot: Slot) {
+        let next = self.hints.len();
+        let place = *self.places.entry(Arc::as_ptr(&hint)).or_insert(next);
+        if place == next {
+            self.hints.push(hint);
+        }
+        self.rows.push((place, row as usize));
+        self.slots.push(slot);
+    }
 }
 
 impl Drop for List {
@@ -116,11 +150,11 @@ impl<E: Entries> KeyedState<E> {
                     list.is_some_and(|list| self.chains.add(slot, Waiting { hash, row, list }));
                 carried.chain.note_missed(usize::from(!waits));
             } else if self.keys.is_resident(slot) {
-                rows.push(row);
+                rows.push((0, row as usize));
                 slots.push(slot);
             }
         }
-        self.give(carried, &rows, &slots);
+        self.give(&[carried.as_ref()], &rows, &slots);
     }
 
     /// Entries have come: rows of hints that have waited for them go on.
@@ -128,18 +162,24 @@ impl<E: Entries> KeyedState<E> {
         if self.chains.count == 0 {
             return;
         }
-        let mut hints: HashMap<*const List, (Arc<List>, Vec<u32>, Vec<Slot>)> = HashMap::default();
+        let mut all: Vec<Together> = Vec::new();
         for &slot in complete {
             for Waiting { hash, row, list } in self.chains.take(slot) {
-                if hash == self.keys.hash(slot) {
-                    let of_hint = hints.entry(Arc::as_ptr(&list));
-                    let (_, rows, slots) = of_hint.or_insert((list, vec![], vec![]));
-                    rows.push(row);
-                    slots.push(slot);
+                if hash != self.keys.hash(slot) {
+                    continue;
                 }
+                let known = all.iter().rposition(|together| together.takes(&list));
+                let at = known.unwrap_or_else(|| {
+                    all.push(Together::default());
+                    all.len() - 1
+                });
+                all[at].add(list, row, slot);
             }
         }
-        hints.values().for_each(|(list, rows, slots)| self.give(&list.carried, rows, slots));
+        for Together { hints, rows, slots, .. } in &all {
+            let hints: Vec<&Carried> = hints.iter().map(|list| list.carried.as_ref()).collect();
+            self.give(&hints, rows, slots);
+        }
     }
 
     /// An epoch has ended.
@@ -149,24 +189,65 @@ impl<E: Entries> KeyedState<E> {
         }
     }
 
-    /// Pairs these rows of a hint with what their entries have. A failure is none of the task's.
-    fn give(&self, carried: &Carried, rows: &[u32], slots: &[Slot]) {
-        if slots.is_empty() || !carried.chain.is_wanted() {
+    /// Pairs these rows of hints of one chain with what their entries have. A failure is none of the task's.
+    fn give(&self, hints: &[&Carried], rows: &[(usize, usize)], slots: &[Slot]) {
+        let Some(chain) = hints.first().map(|hint| &hint.chain) else { return };
+        if slots.is_empty() || !chain.is_wanted() {
             return;
         }
-        if let Err(error) = self.pair(carried, rows, slots) {
-            carried.chain.note_missed(rows.len());
+        if let Err(error) = self.pair(chain, hints, rows, slots) {
+            chain.note_missed(rows.len());
             tracing::debug!(%error, "rows of chained hints could not be paired");
         }
     }
 
-    fn pair(&self, carried: &Carried, rows: &[u32], slots: &[Slot]) -> Result<(), ExecError> {
-        let chain = &carried.chain;
+    fn pair(
+        &self,
+        chain: &Chain,
+        hints: &[&Carried],
+        rows: &[(usize, usize)],
+        slots: &[Slot],
+    ) -> Result<(), ExecError> {
         let most = MostMet { rows: MAX_MATCHES, bytes: LIST_BYTES };
         let Met { of, columns, dropped } =
             self.entries.met(chain.port, slots, &most, &chain.met)?;
         chain.note_missed(dropped);
-        let rows: Vec<u32> = of.into_iter().map(|i| rows[i as usize]).collect();
-        chain.give(carried, &rows, &columns, &self.env.governor)
+        let rows: Vec<(usize, usize)> = of.into_iter().map(|i| rows[i as usize]).collect();
+        chain.give(hints, &rows, &columns, &self.env.governor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lookahead::Due;
+    use crate::lookahead::chain::chain_to;
+    use crate::memory::{MemoryClass, MemoryGovernor};
+
+    fn hint(chain: &Arc<Chain>, due: &Due) -> Arc<List> {
+        let account = MemoryGovernor::new(1 << 20).account(MemoryClass::Channel);
+        let (chain, due) = (Arc::clone(chain), due.clone());
+        let carried = Carried { chain, columns: Vec::new(), due, is_alone: false, account };
+        Arc::new(List { carried: Arc::new(carried), bytes: Arc::default() })
+    }
+
+    #[test]
+    fn rows_of_hints_of_one_epoch_go_on_together() {
+        let (chain, other) = (chain_to(Vec::new()), chain_to(Vec::new()));
+        let (epoch, next) = (Due::default(), Due::default());
+        let (first, second) = (hint(&chain, &epoch), hint(&chain, &epoch));
+        let mut together = Together::default();
+        assert!(!together.takes(&first), "it is of no epoch yet");
+        together.add(Arc::clone(&first), 5, 70);
+        assert!(together.takes(&first) && together.takes(&second));
+        together.add(Arc::clone(&second), 0, 71);
+        together.add(first, 6, 72);
+        let expected = [(0, 5), (1, 0), (0, 6)];
+        assert_eq!((together.hints.len(), together.rows.as_slice()), (2, &expected[..]));
+        assert_eq!(together.slots, [70, 71, 72]);
+        assert!(!together.takes(&hint(&chain, &next)), "another epoch");
+        assert!(!together.takes(&hint(&other, &epoch)), "another chain");
+        (3..HINT_KEYS as u32).for_each(|row| together.add(Arc::clone(&second), row, row));
+        assert!(!together.takes(&second), "as many as a hint may have");
     }
 }
