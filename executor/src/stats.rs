@@ -143,7 +143,11 @@ impl LookaheadMetrics {
         };
         if is_measured {
             let sides = self.walked.get().map_or(&[][..], |w| w.sides.as_slice());
-            self.epochs.pass(epoch.0, notes, sides);
+            let has_changed = self.epochs.pass(epoch.0, notes, sides);
+            // Walkers look again at who wants hints; all tasks of a job share what tells them.
+            if has_changed && let Some(task) = self.walked.get().and_then(|w| w.tasks.first()) {
+                task.changed().notify_waiters();
+            }
         }
     }
 
@@ -234,6 +238,15 @@ impl LookaheadMeasures {
     fn with_watermark(&self, mut places: Vec<&'static str>) -> Vec<&'static str> {
         places.extend(self.by_watermark.then_some(WATERMARK));
         places
+    }
+
+    /// Why steps of chains are not announced, each reason once.
+    pub fn not_announced(&self) -> Vec<&'static str> {
+        let mut reasons: Vec<&'static str> =
+            self.sides.iter().filter_map(|side| side.standing.reason()).collect();
+        reasons.sort_unstable();
+        reasons.dedup();
+        reasons
     }
 
     /// Of the input with the least lead: 1st, 50th and 99th percentile over epochs, microseconds.

@@ -12,9 +12,9 @@ pub use crate::proto::define_request::Change as Definition;
 pub use crate::proto::{
     AdvisoryLock, AvailableOffset, CacheUsage, CompactionReport, CompactionState,
     CreateRelationRequest, DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReport,
-    JobReports, ListedLock, ListedSession, LookaheadPlace, LookaheadReport, LookaheadSubject,
-    OperatorReport, ProcessReport, ProcessUsage, Quantiles, RequestUsage, SessionId,
-    SessionsAnswer, SessionsTold, SessionsWanted, SideReport, SourceReport, SpotReport,
+    JobReports, ListedLock, ListedSession, LookaheadPlace, LookaheadReport, LookaheadStanding,
+    LookaheadSubject, OperatorReport, ProcessReport, ProcessUsage, Quantiles, RequestUsage,
+    SessionId, SessionsAnswer, SessionsTold, SessionsWanted, SideReport, SourceReport, SpotReport,
     TableLookups, TableReport, TableRetention, TakeLockAnswer, TakeLockRequest,
 };
 use crate::stream::StreamMessage;

@@ -96,6 +96,10 @@ pub struct Walk(Vec<(*const Chain, bool)>);
 impl Next {
     /// Hints are wanted here or further on. Most operators want none, so that is asked first.
     fn is_wanted_in(&self, walk: &mut Walk) -> bool {
+        // What is chained to keys that come too late comes later still.
+        if self.side.as_ref().is_some_and(|side| side.is_left_out()) {
+            return false;
+        }
         let is_active = self.tasks.iter().any(|task| task.is_active());
         if is_active && self.side.as_ref().is_none_or(|side| side.looks_ahead_in(walk)) {
             return true;
@@ -344,8 +348,11 @@ mod tests {
     use arrow::array::{Int64Array, StringArray, new_null_array};
     use arrow::datatypes::{DataType, Field, Schema};
 
+    use tokio::time::Instant;
+
+    use super::super::choice::MIN_EPOCHS;
     use super::super::operator::{Activation, EpochReads};
-    use super::super::slack::Spot;
+    use super::super::slack::{EpochNotes, OperatorEpochs, Spot};
     use super::*;
 
     const INSIDE: Spot = Spot { is_own: true, place: Place::Input };
@@ -373,6 +380,31 @@ mod tests {
         assert!(!chain.is_wanted(), "rows inside the job bring the keys of all but the last");
         wish.epoch(EpochReads { missed: 1, ..EpochReads::default() });
         assert!(chain.is_wanted());
+    }
+
+    /// Keys that are chained to those of a step that come too late would come later still.
+    #[test]
+    fn nothing_is_chained_to_a_step_that_is_left_out() {
+        let governor = MemoryGovernor::new(1 << 30);
+        let tasks = [0, 1].map(|_| OperatorLookahead::new(&Arc::default()));
+        let mut wishes = tasks.each_ref().map(|task| Activation::new(task, &governor, 1.0));
+        for wish in &mut wishes {
+            wish.epoch(EpochReads { missed: 1, ..EpochReads::default() });
+        }
+        let [step, last] = tasks;
+        let entry = Spot { is_own: true, place: Place::Entry };
+        let side = Arc::new(Side::new(0, vec![entry]).chained());
+        let (tasks, further) = (vec![step], Some(chain_to(vec![last])));
+        let chain = chain_of(vec![Next { tasks, side: Some(Arc::clone(&side)), chain: further }]);
+        assert!(chain.is_wanted());
+        let epochs = OperatorEpochs::default();
+        epochs.join();
+        let began = [Some(Instant::now()), None, None];
+        let late = EpochNotes { began, used: 9, late: 9, missed: 9, ..EpochNotes::default() };
+        for epoch in 2..2 + MIN_EPOCHS as u64 {
+            epochs.pass(epoch, &late, &[Arc::clone(&side)]);
+        }
+        assert!(side.is_left_out() && !chain.is_wanted());
     }
 
     fn texts(rows: usize, bytes: usize) -> ArrayRef {

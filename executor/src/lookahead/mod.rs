@@ -27,6 +27,7 @@ pub mod stream_ahead;
 #[cfg(test)]
 mod tests;
 mod times;
+pub mod trial;
 pub mod uncommitted;
 pub mod walker;
 pub mod wiring;

@@ -169,9 +169,11 @@ impl Route {
         }
     }
 
-    /// Whether keys that are chained are announced: not if rows are looked at inside the job.
+    /// Whether keys that are chained are announced: not if rows are looked at inside the job, nor if they come too late.
     pub fn looks_at_chained(&self) -> bool {
-        self.side.as_ref().is_none_or(|(side, _)| side.looks_ahead_of_job())
+        let is_announced =
+            |(side, _): &(Arc<Side>, bool)| !side.is_left_out() && side.looks_ahead_of_job();
+        self.side.as_ref().is_none_or(is_announced)
     }
 
     /// Keys that are chained have been announced, wherever the rows were that they come from.

@@ -36,10 +36,15 @@ impl Sides {
                 None => all.push((id_of(l), noted_port(l), found.collect())),
             }
         }
+        let is_chained = |id: SideId| {
+            let mut own = lookaheads.iter().filter(|(l, _)| id_of(l) == id && l.inside.is_none());
+            own.all(|(l, _)| l.chained.is_some())
+        };
         let side = |(id, input, mut spots): (SideId, usize, Vec<Spot>)| {
             // What a relation is made of is seen before it, and rows inside the job last.
             spots.sort_by_key(|spot| (spot.is_own, spot.place == Place::Input));
-            (id, Arc::new(Side::new(input, spots).about(id.1)))
+            let side = Side::new(input, spots).about(id.1);
+            (id, Arc::new(if is_chained(id) { side.chained() } else { side }))
         };
         Sides(all.into_iter().map(side).collect())
     }

@@ -4,8 +4,11 @@
 //! long its slowest read took. What they say is put together when all instances have passed the epoch. Nothing is noted
 //! while no hints are wanted, and what is kept is of the last [`EPOCHS`] epochs.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -16,6 +19,7 @@ use tokio::time::Instant;
 use super::Due;
 use super::chain::{Chain, Walk};
 use super::choice::{Candidate, MIN_EPOCHS, choose, quantile, sorted};
+use super::trial::{Standing, StepEpoch, Trial};
 
 /// Epochs that are remembered.
 pub const EPOCHS: usize = 256;
@@ -41,10 +45,13 @@ pub struct EpochNotes {
     pub began: [Option<Instant>; NOTED],
     /// The slowest read of the store that was answered in it, for rows or ahead of them.
     pub slowest: Option<Duration>,
+    /// The longest that rows have waited for an answer of the store.
+    pub waited: Option<Duration>,
     /// Keys for which rows have waited.
     pub missed: u64,
-    /// Keys that were read ahead, and used or not.
+    /// Keys that were read ahead, and used or not; of the used ones those whose rows came while they were being read.
     pub used: u64,
+    pub late: u64,
     pub unused: u64,
 }
 
@@ -57,18 +64,35 @@ impl EpochNotes {
         self.slowest = self.slowest.max(Some(took));
     }
 
+    /// Rows have waited for a read.
+    pub fn note_wait(&mut self, took: Duration) {
+        self.note_read(took);
+        self.waited = self.waited.max(Some(took));
+    }
+
     pub fn join(&mut self, other: &EpochNotes) {
         for (own, other) in self.began.iter_mut().zip(other.began) {
             *own = [*own, other].into_iter().flatten().min();
         }
         self.slowest = self.slowest.max(other.slowest);
+        self.waited = self.waited.max(other.waited);
         self.missed += other.missed;
         self.used += other.used;
+        self.late += other.late;
         self.unused += other.unused;
     }
 
     fn slowest_micros(&self) -> i64 {
         self.slowest.map_or(0, |took| took.as_micros() as i64)
+    }
+
+    fn of_step(&self) -> StepEpoch {
+        StepEpoch {
+            in_time: self.used.saturating_sub(self.late),
+            late: self.late,
+            missed: self.missed,
+            waited: self.waited.map_or(0, |took| took.as_micros() as i64),
+        }
     }
 }
 
@@ -102,16 +126,21 @@ impl OperatorEpochs {
         self.instances.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An instance has passed an epoch. Tells `sides` of those that all have passed.
-    pub fn pass(&self, epoch: u64, notes: &EpochNotes, sides: &[Arc<Side>]) {
+    /// An instance has passed an epoch. Tells `sides` of those that all have passed. Whether a step of a chain is
+    /// announced from now on, or no longer.
+    pub fn pass(&self, epoch: u64, notes: &EpochNotes, sides: &[Arc<Side>]) -> bool {
         let mut epochs = self.epochs.lock();
+        let mut has_changed = false;
         for (epoch, notes) in epochs.add(epoch, notes, self.instances.load(Ordering::Relaxed)) {
             let after = std::mem::replace(&mut epochs.last, epoch);
             if notes.has_rows() {
                 push(&mut epochs.recent, (notes.slowest_micros(), notes.missed > 0));
             }
-            sides.iter().for_each(|side| side.pass(after, epoch, &notes));
+            for side in sides {
+                has_changed |= side.pass(after, epoch, &notes);
+            }
         }
+        has_changed
     }
 
     pub fn read(&self) -> ReadTimes {
@@ -205,6 +234,8 @@ pub struct Side {
     changes: AtomicU64,
     /// Of lookaheads by its rows.
     chains: OnceLock<Vec<Arc<Chain>>>,
+    /// It is a step of a chain that is not announced now: see [`Trial`].
+    is_left_out: AtomicBool,
     times: Mutex<Times>,
 }
 
@@ -213,6 +244,8 @@ struct Times {
     of_spots: Vec<SpotTimes>,
     /// That were put together.
     epochs: u64,
+    /// Of a step of a chain.
+    trial: Option<Trial>,
 }
 
 /// What a place has seen.
@@ -287,10 +320,17 @@ impl Side {
     /// Looked at by one of these places, the earliest first: at the first, until more is known.
     pub fn new(port: usize, spots: Vec<Spot>) -> Side {
         let of_spots = spots.iter().map(|_| SpotTimes::new()).collect();
-        let times = Mutex::new(Times { of_spots, epochs: 0 });
+        let times = Mutex::new(Times { of_spots, ..Times::default() });
         let [chosen, earliest, used] = Default::default();
-        let (changes, chains) = Default::default();
-        Side { port, subject: None, spots, chosen, earliest, used, changes, chains, times }
+        let (changes, chains, is_left_out) = Default::default();
+        let subject = None;
+        Side { port, subject, spots, chosen, earliest, used, changes, chains, is_left_out, times }
+    }
+
+    /// All its keys are chained: it is a step of a chain, which is left out where it hides nothing.
+    pub fn chained(self) -> Side {
+        self.times.lock().trial = Some(Trial::default());
+        self
     }
 
     /// What of the operator is looked ahead of, for those who read about it.
@@ -318,6 +358,11 @@ impl Side {
     /// Rows are not looked at inside the job, behind its leaf.
     pub fn looks_ahead_of_job(&self) -> bool {
         self.looks_ahead_in(&mut Walk::default())
+    }
+
+    /// It is a step of a chain whose keys are not announced now, nor are those that would be chained to them.
+    pub fn is_left_out(&self) -> bool {
+        self.is_left_out.load(Ordering::Relaxed)
     }
 
     /// The same, as a part of a walk over chains.
@@ -363,8 +408,9 @@ impl Side {
         of_spot.seen.push_back((due.clone(), at));
     }
 
-    /// All instances have passed an epoch; the one before it was `after`.
-    fn pass(&self, after: u64, epoch: u64, notes: &EpochNotes) {
+    /// All instances have passed an epoch; the one before it was `after`. Whether it is announced from now on as a step of
+    /// a chain, or no longer.
+    fn pass(&self, after: u64, epoch: u64, notes: &EpochNotes) -> bool {
         let mut times = self.times.lock();
         let began = notes.began.get(self.port).copied().flatten();
         let spots = times.of_spots.iter_mut();
@@ -384,6 +430,12 @@ impl Side {
         if times.epochs.is_multiple_of(CHOICE_EPOCHS) {
             self.choose(&times);
         }
+        // While rows are looked at inside the job no keys are chained.
+        let is_step = began.is_some() && self.looks_ahead_of_job();
+        let Some(trial) = times.trial.as_mut().filter(|_| is_step) else { return false };
+        let has_changed = trial.epoch(notes.of_step());
+        self.is_left_out.store(trial.standing() != Standing::Announced, Ordering::Relaxed);
+        has_changed
     }
 
     /// Takes the best place; whether there is one.
@@ -430,7 +482,9 @@ impl Side {
             SpotSlack { spot: *spot, epochs: slacks.len(), quantiles }
         };
         let spots = self.spots.iter().zip(&times.of_spots).map(slack).collect();
-        SideSlack { port: self.port, subject: self.subject, active: self.in_use(), spots }
+        let standing = times.trial.as_ref().map(Trial::standing).unwrap_or_default();
+        let (port, subject, active) = (self.port, self.subject, self.in_use());
+        SideSlack { port, subject, active, spots, standing }
     }
 }
 
@@ -443,6 +497,8 @@ pub struct SideSlack {
     /// The one in use.
     pub active: usize,
     pub spots: Vec<SpotSlack>,
+    /// Of a step of a chain, whether it is announced.
+    pub standing: Standing,
 }
 
 impl SideSlack {
@@ -465,162 +521,5 @@ fn micros_between(from: Instant, to: Instant) -> i64 {
     match to.checked_duration_since(from) {
         Some(slack) => slack.as_micros() as i64,
         None => -(from.duration_since(to).as_micros() as i64),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::chain::chain_to;
-    use super::super::operator::{Activation, EpochReads, OperatorLookahead};
-    use super::*;
-    use crate::memory::MemoryGovernor;
-
-    const ENTRY: Spot = Spot { is_own: true, place: Place::Entry };
-    const ROOT: Spot = Spot { is_own: true, place: Place::Root };
-    const MS: Duration = Duration::from_millis(1);
-
-    fn began(at: Instant) -> EpochNotes {
-        EpochNotes { began: [Some(at), None, None], ..EpochNotes::default() }
-    }
-
-    fn sides() -> (OperatorEpochs, Vec<Arc<Side>>) {
-        let epochs = OperatorEpochs::default();
-        epochs.join();
-        (epochs, vec![Arc::new(Side::new(0, vec![ENTRY, ROOT]))])
-    }
-
-    #[test]
-    fn slack_is_from_the_last_hint_of_an_epoch_to_its_first_row() {
-        let (epochs, sides) = sides();
-        epochs.join();
-        let now = Instant::now();
-        sides[0].note(ENTRY, &Due::at(10), now);
-        sides[0].note(ENTRY, &Due::at(12), now + 2 * MS);
-        sides[0].note(ENTRY, &Due::at(1), now + 30 * MS);
-        sides[0].note(ENTRY, &Due::at(13), now + 40 * MS);
-        sides[0].note(ROOT, &Due::at(12), now + 9 * MS);
-        let slowest = EpochNotes { slowest: Some(3 * MS), missed: 1, ..began(now + 8 * MS) };
-        epochs.pass(12, &slowest, &sides);
-        assert_eq!(epochs.read().epochs, 0, "one instance has not passed it");
-        epochs.pass(12, &began(now + 7 * MS), &sides);
-        let slack = sides[0].read();
-        let of = |at: usize| (slack.spots[at].epochs, slack.spots[at].quantiles[0]);
-        assert_eq!((of(0), of(1)), ((1, Some(5_000)), (1, Some(-2_000))));
-        let read = epochs.read();
-        assert_eq!((read.epochs, read.without_demand), (1, Some(0.0)));
-        assert_eq!(read.slowest, [Some(3_000); 3]);
-    }
-
-    #[test]
-    fn an_epoch_that_an_instance_does_not_tell_of_ends_with_the_next() {
-        let (epochs, sides) = sides();
-        epochs.join();
-        let now = Instant::now();
-        epochs.pass(10, &began(now), &sides);
-        epochs.pass(11, &began(now), &sides);
-        assert_eq!(epochs.read().epochs, 0);
-        epochs.pass(11, &began(now), &sides);
-        assert_eq!(epochs.read().epochs, 2);
-        for epoch in 12..100 {
-            epochs.pass(epoch, &began(now), &sides);
-        }
-        assert_eq!(epochs.epochs.lock().open.len(), OPEN_EPOCHS, "no more are kept");
-        assert_eq!(epochs.read().without_demand, Some(1.0));
-    }
-
-    /// Epochs from `from` on: hints at the entry have 20 ms of lead, at the root 6 ms; reads take this long.
-    fn run(epochs: &OperatorEpochs, sides: &[Arc<Side>], range: std::ops::Range<u64>, read: u32) {
-        for epoch in range {
-            let now = Instant::now();
-            sides[0].note(ENTRY, &Due::at(epoch), now);
-            sides[0].note(ROOT, &Due::at(epoch), now + 14 * MS);
-            let slowest = Some(read * MS);
-            epochs.pass(epoch, &EpochNotes { slowest, ..began(now + 20 * MS) }, sides);
-        }
-    }
-
-    #[test]
-    fn the_place_in_use_follows_the_time_of_reads() {
-        let (epochs, sides) = sides();
-        assert_eq!(sides[0].active(), Some(ENTRY));
-        run(&epochs, &sides, 2..2 + MIN_EPOCHS as u64, 3);
-        assert_eq!(sides[0].active(), Some(ROOT), "six are enough for three");
-        run(&epochs, &sides, 1_000..1_000 + EPOCHS as u64, 10);
-        assert_eq!((sides[0].active(), sides[0].changes()), (Some(ENTRY), 2));
-        let seen = sides[0].times.lock().of_spots.iter().map(|s| s.seen.len()).sum::<usize>();
-        assert_eq!(seen, 0, "what has passed is forgotten");
-    }
-
-    #[test]
-    fn a_place_that_sees_no_rows_is_passed_over_until_it_does() {
-        let (epochs, sides) = sides();
-        let elsewhere = |range: std::ops::Range<u64>| {
-            for epoch in range {
-                let now = Instant::now();
-                sides[0].note(ROOT, &Due::at(epoch), now);
-                let slowest = Some(10 * MS);
-                epochs.pass(epoch, &EpochNotes { slowest, ..began(now + 6 * MS) }, &sides);
-            }
-        };
-        let many = MIN_EPOCHS as u64;
-        elsewhere(2..1 + many);
-        assert_eq!(sides[0].active(), Some(ENTRY), "little is known yet");
-        elsewhere(1 + many..2 + many);
-        assert_eq!(sides[0].active(), Some(ROOT));
-        assert!(!sides[0].leave(), "the other one sees nothing");
-        run(&epochs, &sides, 1_000..999 + many, 10);
-        assert_eq!(sides[0].active(), Some(ROOT), "little is known of it");
-        run(&epochs, &sides, 2_000..2_000 + CHOICE_EPOCHS, 10);
-        assert_eq!(sides[0].active(), Some(ENTRY), "it has more lead");
-    }
-
-    #[test]
-    fn a_place_in_vain_is_left_while_there_is_another() {
-        let (epochs, sides) = sides();
-        run(&epochs, &sides, 2..2 + MIN_EPOCHS as u64, 10);
-        assert_eq!(sides[0].active(), Some(ENTRY));
-        assert!(sides[0].leave());
-        assert_eq!(sides[0].active(), Some(ROOT));
-        assert!(!sides[0].leave(), "both would be");
-        assert_eq!(sides[0].active(), Some(ROOT));
-        run(&epochs, &sides, 1_000..1_000 + BARRED_EPOCHS + CHOICE_EPOCHS, 10);
-        assert_eq!(sides[0].active(), Some(ENTRY), "it gets another chance");
-    }
-
-    #[test]
-    fn a_chain_uses_the_earliest_place_and_pays_for_it() {
-        let (epochs, sides) = sides();
-        let next = OperatorLookahead::new(&Arc::default());
-        let mut wish = Activation::new(&next, &MemoryGovernor::new(1 << 30), 1.0);
-        sides[0].set_chains(vec![chain_to(vec![next])]);
-        run(&epochs, &sides, 2..2 + MIN_EPOCHS as u64, 3);
-        assert_eq!((sides[0].active(), sides[0].changes()), (Some(ROOT), 1), "nothing is chained");
-        wish.epoch(EpochReads { missed: 1, ..EpochReads::default() });
-        assert_eq!((sides[0].active(), sides[0].changes()), (Some(ENTRY), 2));
-        assert_eq!(sides[0].read().in_use().map(|s| s.spot), Some(ENTRY));
-        let now = Instant::now();
-        epochs.pass(500, &EpochNotes { used: 5, unused: 7, ..began(now) }, &sides);
-        let unused = |at: usize| sides[0].times.lock().of_spots[at].unused;
-        assert_eq!((unused(0), unused(1)), (7.0, 0.0));
-        assert!(sides[0].leave(), "in vain at the entry");
-        assert_eq!(sides[0].active(), Some(ROOT), "the earliest that is left");
-        run(&epochs, &sides, 1_000..1_000 + BARRED_EPOCHS + CHOICE_EPOCHS, 3);
-        assert_eq!(sides[0].active(), Some(ENTRY));
-        while wish.is_active() {
-            wish.epoch(EpochReads::default());
-        }
-        assert_eq!(sides[0].active(), Some(ROOT), "as chosen");
-    }
-
-    #[test]
-    fn what_a_place_has_seen_is_bounded() {
-        let (_, sides) = sides();
-        for _ in 0..SEEN + 10 {
-            sides[0].note(ENTRY, &Due::default(), Instant::now());
-        }
-        let one = Due::default();
-        (0..10).for_each(|_| sides[0].note(ROOT, &one, Instant::now()));
-        let times = sides[0].times.lock();
-        assert_eq!([0, 1].map(|at| times.of_spots[at].seen.len()), [SEEN, 1]);
     }
 }

@@ -406,7 +406,7 @@ impl<E: Entries> KeyedState<E> {
     fn load(&mut self, answers: Vec<(Request, Found)>) -> Result<Vec<Slot>, ExecError> {
         let mut complete = Vec::new();
         for (Request { table, slots, asked }, found) in answers {
-            asked.into_iter().for_each(|asked| self.note_read(asked));
+            asked.into_iter().for_each(|asked| self.note_wait(asked));
             self.entries.load(table, &slots, &found)?;
             for slot in slots {
                 let outstanding = &mut self.outstanding[slot as usize];

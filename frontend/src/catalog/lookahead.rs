@@ -8,7 +8,7 @@ use super::rows::{Rows, row};
 /// One row for each operator whose keys are announced, or whose rows have waited for reads.
 pub fn table(t: &SystemTables) -> Option<RecordBatch> {
     let mut rows = Rows::new(
-        "relation_id:o schema_name:n relation_name:n fragment:i node:i operator:t place:t places:t active:b hinted:i hint_bytes:i resident:i prefetched:i in_time:i late:i absent:i unused:i dropped:i stale:i demand:i slack_p1_ms:g slack_p50_ms:g slack_p99_ms:g read_p50_ms:g read_p90_ms:g read_p99_ms:g epochs:i epochs_without_demand:g requests_ahead:i requests_demand:i dollars_per_million_rows:g",
+        "relation_id:o schema_name:n relation_name:n fragment:i node:i operator:t place:t places:t active:b not_announced:t hinted:i hint_bytes:i resident:i prefetched:i in_time:i late:i absent:i unused:i dropped:i stale:i demand:i slack_p1_ms:g slack_p50_ms:g slack_p99_ms:g read_p50_ms:g read_p90_ms:g read_p99_ms:g epochs:i epochs_without_demand:g requests_ahead:i requests_demand:i dollars_per_million_rows:g",
     );
     for j in t.shared.cluster.jobs() {
         let Some(r) = t.catalog().by_id(j.relation) else { continue };
@@ -23,6 +23,7 @@ pub fn table(t: &SystemTables) -> Option<RecordBatch> {
             row!(rows; relation_id: j.relation, schema_name: &r.schema, relation_name: &r.name,
                 fragment: o.fragment as i64, node: o.node as i64, operator: o.name.as_str(),
                 place: place, places: list(&m.candidates()), active: l.active > 0,
+                not_announced: list(&m.not_announced()),
                 hinted: l.hinted as i64, hint_bytes: l.hint_bytes as i64, resident: l.resident as i64,
                 prefetched: l.prefetched as i64, in_time: l.in_time as i64, late: l.late as i64,
                 absent: l.absent as i64, unused: l.unused as i64, dropped: l.dropped as i64,

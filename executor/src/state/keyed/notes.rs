@@ -22,6 +22,12 @@ impl<E: Entries> KeyedState<E> {
         self.notes.note_read(took);
     }
 
+    /// The same, of a read that rows have waited for.
+    pub(super) fn note_wait(&mut self, asked: Instant) {
+        let took = self.env.clock.elapsed(asked);
+        self.notes.note_wait(took);
+    }
+
     /// Rows and reads of the epoch of other state of the operator.
     pub fn note_others(&mut self, notes: &EpochNotes, reads: EpochReads) {
         self.notes.join(notes);
@@ -33,8 +39,8 @@ impl<E: Entries> KeyedState<E> {
 
     /// An epoch ends, with these reads.
     pub(super) fn end_notes(&mut self, epoch: Epoch, reads: EpochReads) {
-        let EpochReads { missed, used, unused, .. } = reads;
-        let notes = EpochNotes { missed, used, unused, ..std::mem::take(&mut self.notes) };
+        let EpochReads { missed, used, late, unused } = reads;
+        let notes = EpochNotes { missed, used, late, unused, ..std::mem::take(&mut self.notes) };
         let is_followed = self.env.lookahead.is_followed();
         self.env.metrics.lookahead.pass(epoch, &notes, is_followed);
     }

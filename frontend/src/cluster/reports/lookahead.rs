@@ -1,10 +1,12 @@
 //! What becomes of announced keys, as processes report it to each other.
 
 use millrace_executor::lookahead::slack::{ReadTimes, SideSlack, Spot, SpotSlack};
+use millrace_executor::lookahead::trial::Standing;
 use millrace_executor::stats::{LookaheadMeasures, LookaheadStats};
 use millrace_graph::lookahead::{Place, Subject};
 use millrace_rpc::control::{
-    LookaheadPlace, LookaheadReport, LookaheadSubject, Quantiles, SideReport, SpotReport,
+    LookaheadPlace, LookaheadReport, LookaheadStanding, LookaheadSubject, Quantiles, SideReport,
+    SpotReport,
 };
 
 /// As it is sent.
@@ -71,7 +73,8 @@ fn side_report(of: &SideSlack) -> SideReport {
     };
     let spots = of.spots.iter().map(spot).collect();
     let subject = of.subject.map(subject_report);
-    SideReport { port: of.port as u32, active: of.active as u32, spots, subject }
+    let standing = standing_report(of.standing) as i32;
+    SideReport { port: of.port as u32, active: of.active as u32, spots, subject, standing }
 }
 
 fn side(of: SideReport) -> SideSlack {
@@ -80,9 +83,26 @@ fn side(of: SideReport) -> SideSlack {
         epochs: of.epochs as usize,
         quantiles: quantiles(of.slack),
     };
+    let standing = standing(of.standing());
     let spots = of.spots.into_iter().map(spot).collect();
     let subject = of.subject.map(subject);
-    SideSlack { port: of.port as usize, subject, active: of.active as usize, spots }
+    SideSlack { port: of.port as usize, subject, active: of.active as usize, spots, standing }
+}
+
+fn standing_report(standing: Standing) -> LookaheadStanding {
+    match standing {
+        Standing::Announced => LookaheadStanding::Announced,
+        Standing::Compared => LookaheadStanding::Compared,
+        Standing::TooLate => LookaheadStanding::TooLate,
+    }
+}
+
+fn standing(standing: LookaheadStanding) -> Standing {
+    match standing {
+        LookaheadStanding::Announced => Standing::Announced,
+        LookaheadStanding::Compared => Standing::Compared,
+        LookaheadStanding::TooLate => Standing::TooLate,
+    }
 }
 
 fn subject_report(of: Subject) -> LookaheadSubject {
@@ -161,9 +181,13 @@ pub(super) mod tests {
             spot(true, Place::Leaf, 55),
             spot(true, Place::Input, 56),
         ];
-        let subject = Subject { port: 62, deleted: true, leaf: (63, 64) };
+        let subject = Some(Subject { port: 62, deleted: true, leaf: (63, 64) });
+        let side = |standing| {
+            let spots = spots.clone();
+            SideSlack { port: 1, subject, active: 2, spots, standing }
+        };
         LookaheadMeasures {
-            sides: vec![SideSlack { port: 1, subject: Some(subject), active: 2, spots }],
+            sides: vec![side(Standing::TooLate), side(Standing::Compared)],
             reads: ReadTimes {
                 epochs: 56,
                 without_demand: Some(0.57),

@@ -49,7 +49,7 @@ fn counts(what: &str, of: &LookaheadStats) -> Option<String> {
     ))
 }
 
-/// The lead of hints that are about the same, at the place in use first.
+/// The lead of hints that are about the same, at the place in use first; and why they are not announced, if they are not.
 fn side(of: &SideSlack, about: &dyn Fn(Subject) -> Option<String>) -> Option<String> {
     let in_use = of.in_use()?;
     let others = of.spots.iter().filter(|spot| *spot != in_use);
@@ -65,8 +65,12 @@ fn side(of: &SideSlack, about: &dyn Fn(Subject) -> Option<String>) -> Option<Str
         port => format!("input {port}"),
     });
     let head = format!("{head} at {}", in_use.spot.name());
-    (!places.is_empty())
-        .then(|| format!("{head}: slack (p1, p50, p99) of {}", places.join("; of ")))
+    let mut told: Vec<String> = Vec::new();
+    told.extend(of.standing.reason().map(|reason| format!("not announced ({reason})")));
+    if !places.is_empty() {
+        told.push(format!("slack (p1, p50, p99) of {}", places.join("; of ")));
+    }
+    (!told.is_empty()).then(|| format!("{head}: {}", told.join("; ")))
 }
 
 fn reads(of: &ReadTimes) -> Option<String> {
@@ -91,6 +95,7 @@ fn micros(us: i64) -> String {
 #[cfg(test)]
 mod tests {
     use millrace_executor::lookahead::slack::{Spot, SpotSlack};
+    use millrace_executor::lookahead::trial::Standing;
     use millrace_executor::stats::LookaheadMeasures;
     use millrace_graph::lookahead::Place;
 
@@ -113,7 +118,7 @@ mod tests {
             slowest: [500, 3_000, 7_000].map(Some),
         };
         let measures = LookaheadMeasures {
-            sides: vec![SideSlack { port: 1, subject: None, active: 1, spots }],
+            sides: vec![SideSlack { port: 1, active: 1, spots, ..SideSlack::default() }],
             reads,
             demand_requests: 20,
             ahead_requests: 80,
@@ -138,7 +143,7 @@ mod tests {
         let side = |port| {
             let subject = Some(Subject { port, deleted: false, leaf: (0, 0) });
             let spots = vec![slack(Place::Entry, 4_000)];
-            SideSlack { port: 0, subject, active: 0, spots }
+            SideSlack { subject, spots, ..SideSlack::default() }
         };
         let measures =
             LookaheadMeasures { sides: vec![side(0), side(1), side(2)], ..Default::default() };
@@ -155,6 +160,26 @@ mod tests {
                 format!("Aggregate [state 3] from t {slack}"),
                 format!("Aggregate values [state 1] from t {slack}"),
                 format!("input 0 {slack}"),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_step_of_a_chain_that_is_not_announced_tells_why() {
+        let side = |standing, spots| SideSlack { spots, standing, ..SideSlack::default() };
+        let unseen = SpotSlack { quantiles: [None; 3], ..slack(Place::Entry, 0) };
+        let sides = vec![
+            side(Standing::TooLate, vec![slack(Place::Entry, -40)]),
+            side(Standing::Compared, vec![unseen]),
+        ];
+        let measures = LookaheadMeasures { sides, ..Default::default() };
+        assert_eq!(measures.not_announced(), ["keys come too late", "trial without hints"]);
+        let o = OperatorStats { measures, ..Default::default() };
+        assert_eq!(
+            lines(&o, &|_| None),
+            [
+                "input 0 at entry: not announced (keys come too late); slack (p1, p50, p99) of entry (in use) -40 µs, 9.0 ms, 12.3 ms",
+                "input 0 at entry: not announced (trial without hints)",
             ]
         );
     }
