@@ -7,7 +7,7 @@
 # but the cluster in containers where no engine for them answers, which is said and counted at the end;
 # MILLRACE_REQUIRE_CONTAINERS=1 makes that an error, too.
 #
-#   ./test.sh              everything
+#   ./test.sh              everything, two test binaries at a time (tests/run.py)
 #   ./test.sh FILTER…      passes the words on to `cargo test`
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -50,8 +50,8 @@ trap cleanup EXIT
 command -v cc >/dev/null || apt_install gcc libc6-dev || skip "a C compiler"
 command -v make >/dev/null || apt_install make || skip "make"
 command -v openssl >/dev/null || apt_install openssl || skip "openssl"
-# Compiles while what follows waits for the network. `cargo test` below finds everything compiled.
-cargo test --workspace --locked --no-run "$@" &
+# Compiles while what follows waits for the network. What is below finds everything compiled.
+cargo test --workspace --locked --no-run --message-format=json-render-diagnostics "$@" >"$scratch/built" &
 compiling=$!
 command -v chromium >/dev/null || apt_install chromium || skip "Chromium"
 command -v psql >/dev/null || apt_install postgresql-client || skip "psql"
@@ -129,7 +129,7 @@ done
 cat >"$scratch/timed" <<'EOF'
 #!/usr/bin/env bash
 case "$1" in */deps/*) grep -q -e --report-time <("$1" --help 2>/dev/null) || exec "$@" ;; *) exec "$@" ;; esac
-RUSTC_BOOTSTRAP=1 exec timeout --kill-after=10 1500 "$@" -Z unstable-options --report-time
+RUSTC_BOOTSTRAP=1 exec timeout --kill-after=10 "${TEST_BINARY_LIMIT:-1500}" "$@" -Z unstable-options --report-time
 EOF
 chmod +x "$scratch/timed"
 host="$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')"
@@ -139,8 +139,16 @@ export "CARGO_TARGET_${host}_RUNNER=$scratch/timed"
 export MILLRACE_SKIPPED_TESTS="$scratch/skipped"
 : >"$MILLRACE_SKIPPED_TESTS"
 
+run_tests() {
+  if [ $# = 0 ] && command -v python3 >/dev/null; then
+    python3 tests/run.py "$scratch/built" "$scratch/timed"
+  else
+    cargo test --workspace --locked "$@"
+  fi
+}
+
 status=0
-cargo test --workspace --locked "$@" | tee "$scratch/output" || status=$?
+run_tests "$@" | tee "$scratch/output" || status=$?
 echo "The slowest tests (seconds):"
 sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 \1/p' "$scratch/output" | sort -rn | sed -n 1,10p
 if [ -s "$MILLRACE_SKIPPED_TESTS" ]; then

@@ -12,6 +12,7 @@ mod comments;
 mod crates;
 mod formats;
 mod functions;
+mod runner;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
