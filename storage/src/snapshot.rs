@@ -27,6 +27,9 @@ use crate::writer::{LookupRequest, ask, memory_sources};
 /// Bounds of key bytes.
 pub type KeyRange = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
+/// Key ranges of one scan that are read at the same time.
+const RANGES_AT_ONCE: usize = 16;
+
 /// What a scan reads.
 #[derive(Clone, Debug)]
 pub struct ScanOptions {
@@ -116,6 +119,22 @@ impl Snapshot {
                 merger.into_stream().map(to_batch).boxed()
             }
         }
+    }
+
+    /// The rows of a table in any of these ranges. They are read beside each other, so the rows are in no order.
+    pub fn scan_ranges(
+        &self,
+        table: TableId,
+        ranges: Vec<KeyRange>,
+        options: ScanOptions,
+    ) -> BoxStream<'static, Result<ScanBatch>> {
+        let snapshot = self.clone();
+        futures::stream::iter(ranges)
+            .map(move |range| {
+                snapshot.scan(table, ScanOptions { range: Some(range), ..options.clone() })
+            })
+            .flatten_unordered(RANGES_AT_ONCE)
+            .boxed()
     }
 
     fn merger(&self, id: TableId, options: &ScanOptions) -> Result<(Merger, SchemaRef)> {

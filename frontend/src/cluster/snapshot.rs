@@ -3,6 +3,7 @@
 use std::ops::{Bound, Range};
 
 use arrow::array::{Int64Array, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::error::ArrowError;
 use futures::StreamExt;
 use futures::stream::BoxStream;
 use millrace_common::delta::take_rows;
@@ -10,11 +11,8 @@ use millrace_common::{SqlError, TableId, Vnode};
 use millrace_rpc::catalog::Relation;
 use millrace_storage::{ScanBatch, ScanOptions, Snapshot, StorageError};
 
-use super::{BatchStream, ScanRequest};
+use super::{BatchStream, KeyBounds, ScanRequest};
 use crate::query::scan_parts;
-
-/// Key ranges of one scan read at the same time.
-const RANGES_AT_ONCE: usize = 16;
 
 /// Rows as they come.
 pub type Rows = BoxStream<'static, Result<RecordBatch, StorageError>>;
@@ -42,15 +40,9 @@ pub async fn scan(
         ..ScanOptions::default()
     };
     let Some(ranges) = request.ranges else { return Ok(counted(snapshot.scan(table, options))) };
-    let snapshot = snapshot.clone();
-    let batches = futures::stream::iter(ranges)
-        .map(move |r| {
-            let range = Some((Bound::Included(r.from), Bound::Excluded(r.until)));
-            snapshot.scan(table, ScanOptions { range, ..options.clone() })
-        })
-        .flatten_unordered(RANGES_AT_ONCE)
-        .boxed();
-    Ok(counted(batches))
+    let bounds = |r: KeyBounds| (Bound::Included(r.from), Bound::Excluded(r.until));
+    let ranges = ranges.into_iter().map(bounds).collect();
+    Ok(counted(snapshot.scan_ranges(table, ranges, options)))
 }
 
 /// Whether a request is of all rows, so that they can be read in parts.
@@ -80,11 +72,11 @@ pub fn part(
 
 /// Rows as often as their multiplicity says.
 fn counted(batches: BoxStream<'static, Result<ScanBatch, StorageError>>) -> Rows {
-    batches.map(|b| b.and_then(|b| repeat(b.values, &b.weights))).boxed()
+    batches.map(|b| b.and_then(|b| Ok(repeat(b.values, &b.weights)?))).boxed()
 }
 
 /// A row of multiplicity n as n rows.
-fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, StorageError> {
+pub fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, ArrowError> {
     if weights.values().iter().all(|w| *w == 1) {
         return Ok(values);
     }
@@ -96,7 +88,7 @@ fn repeat(values: RecordBatch, weights: &Int64Array) -> Result<RecordBatch, Stor
         .collect();
     if values.num_columns() == 0 {
         let options = RecordBatchOptions::new().with_row_count(Some(indices.len()));
-        return Ok(RecordBatch::try_new_with_options(values.schema(), vec![], &options)?);
+        return RecordBatch::try_new_with_options(values.schema(), vec![], &options);
     }
-    Ok(take_rows(&values, &indices)?)
+    take_rows(&values, &indices)
 }
