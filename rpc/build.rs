@@ -3,8 +3,18 @@
 use std::error::Error;
 use std::path::PathBuf;
 
-const FILES: [&str; 9] =
-    ["catalog", "version", "log", "node", "compute", "compactor", "meta", "operator", "dml"];
+const FILES: [&str; 10] = [
+    "catalog",
+    "version",
+    "log",
+    "node",
+    "compute",
+    "compactor",
+    "meta",
+    "operator",
+    "dml",
+    "read",
+];
 /// Packages whose messages are written by hand, in a module of the same name.
 const BY_HAND: [&str; 3] = ["catalog", "version", "log"];
 

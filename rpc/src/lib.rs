@@ -14,6 +14,7 @@ pub mod log;
 pub mod loopback;
 pub mod operator;
 pub mod proto;
+pub mod read;
 pub mod remote;
 pub mod request;
 pub mod rows;

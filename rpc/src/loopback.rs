@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use crate::control::MetaControl;
 use crate::dml::DmlService;
+use crate::read::ReadService;
 use crate::remote::{
-    Admission, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta, Server,
+    Admission, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta, RemoteReads, Server,
 };
 use crate::services::{CompactorService, ComputeService};
 
@@ -28,6 +29,10 @@ impl Encoded {
 
     pub fn dml(service: Arc<dyn DmlService>) -> RemoteDml {
         RemoteDml::new(through(|server| server.dml(service)))
+    }
+
+    pub fn reads(service: Arc<dyn ReadService>) -> RemoteReads {
+        RemoteReads::new(through(|server| server.reads(service)))
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn pieces(delta: &DeltaChunk) -> Result<Vec<Rows>, CallError> {
 }
 
 /// Bytes of the rows themselves: a slice does not count what it is a slice of.
-fn bytes_of(delta: &DeltaChunk) -> usize {
+pub fn bytes_of(delta: &DeltaChunk) -> usize {
     let bytes = |column: &dyn Array| {
         let sliced = column.to_data().get_slice_memory_size();
         sliced.unwrap_or_else(|_| column.get_array_memory_size())

@@ -14,12 +14,13 @@ use super::meta::{self, LeaderSlot};
 use super::metrics::Side;
 use super::observe::Observe;
 use super::operator::{self, OperatorSlot};
-use super::{compactor, compute, dml};
+use super::{compactor, compute, dml, read};
 use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
 use crate::control::MetaControl;
 use crate::dml::DmlService;
 use crate::proto::node_server::{Node, NodeServer};
 use crate::proto::{HandshakeAnswer, HandshakeRequest};
+use crate::read::ReadService;
 use crate::services::{CompactorService, ComputeService};
 use crate::store_id::bytes_of;
 
@@ -69,6 +70,11 @@ impl Server {
 
     pub fn dml(mut self, service: Arc<dyn DmlService>) -> Server {
         self.routes = self.routes.add_service(dml::server(service, &self.admission));
+        self
+    }
+
+    pub fn reads(mut self, service: Arc<dyn ReadService>) -> Server {
+        self.routes = self.routes.add_service(read::server(service, &self.admission));
         self
     }
 

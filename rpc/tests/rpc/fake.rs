@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use async_trait::async_trait;
 use futures::stream::{self, StreamExt};
 use millrace_common::error::ErrorObject;
@@ -23,9 +24,10 @@ use millrace_rpc::operator::{
     BackupList, BackupOverview, ClusterOverview, CollectionReport, JobVersions, OperatorService,
     PlacedJobs,
 };
+use millrace_rpc::read::{FoundRows, ReadAnswer, ReadRefusal, ReadRequest, ReadService};
 use millrace_rpc::remote::{
     Admission, CallLimits, Identity, Peer, RemoteCompactor, RemoteCompute, RemoteDml, RemoteMeta,
-    Server,
+    RemoteReads, Server,
 };
 use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, Cut, LivePart, RunningJob, StartJob,
@@ -41,7 +43,7 @@ use crate::filled;
 /// No wait of a test lasts longer.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// All four services. A job or table with this number never answers.
+/// All services. A job or table with this number never answers.
 pub const STUCK: RelationId = RelationId(999);
 /// One with this number answers with [`error`].
 pub const FAILING: RelationId = RelationId(666);
@@ -396,6 +398,35 @@ impl DmlService for Fake {
     }
 }
 
+/// What [`Fake`] refuses reads with, by the commits that the caller has read.
+pub const REFUSALS: [ReadRefusal; 5] = [
+    ReadRefusal::NotOpen,
+    ReadRefusal::NotYet,
+    ReadRefusal::TooOld,
+    ReadRefusal::TooLarge,
+    ReadRefusal::Busy,
+];
+
+/// Rows of two chunks, the first with multiplicities.
+pub fn found() -> FoundRows {
+    let ids: ArrayRef = Arc::new(Int64Array::from(vec![7, 8]));
+    let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+    let weights = Some(Int64Array::from(vec![2, 1]));
+    let chunks = vec![DeltaChunk::new(batch.clone(), weights), DeltaChunk::inserts(batch)];
+    FoundRows { positions: vec![0, 1, 5, 6], chunks }
+}
+
+#[async_trait]
+impl ReadService for Fake {
+    async fn read(&self, request: ReadRequest) -> Result<ReadAnswer, CallError> {
+        let (job, commits) = (request.job, request.commits);
+        self.note(request);
+        self.answer(job).await?;
+        let refused = usize::try_from(commits).ok().and_then(|at| REFUSALS.get(at));
+        Ok(refused.map_or_else(|| ReadAnswer::Rows(found()), |why| ReadAnswer::Refused(*why)))
+    }
+}
+
 struct FakeLoad {
     seen: watch::Sender<Vec<String>>,
     rows: u64,
@@ -475,6 +506,7 @@ pub struct Clients {
     pub compactor: Arc<dyn CompactorService>,
     pub meta: Arc<dyn MetaControl>,
     pub dml: Arc<dyn DmlService>,
+    pub reads: Arc<dyn ReadService>,
 }
 
 /// In this process, through bytes.
@@ -485,6 +517,7 @@ pub fn encoded() -> Clients {
         compactor: Arc::new(Encoded::compactor(fake.clone())),
         meta: Arc::new(Encoded::meta(fake.clone())),
         dml: Arc::new(Encoded::dml(fake.clone())),
+        reads: Arc::new(Encoded::reads(fake.clone())),
         fake,
     }
 }
@@ -498,7 +531,8 @@ pub async fn networked() -> Clients {
         compute: Arc::new(RemoteCompute::new(peer.clone())),
         compactor: Arc::new(RemoteCompactor::new(peer.clone())),
         meta: Arc::new(RemoteMeta::new(peer.clone())),
-        dml: Arc::new(RemoteDml::new(peer)),
+        dml: Arc::new(RemoteDml::new(peer.clone())),
+        reads: Arc::new(RemoteReads::new(peer)),
     }
 }
 
@@ -511,7 +545,8 @@ pub async fn serve(admission: Arc<Admission>) -> (Arc<Fake>, String) {
         .compute(fake.clone())
         .compactor(fake.clone())
         .meta(fake.clone())
-        .dml(fake.clone());
+        .dml(fake.clone())
+        .reads(fake.clone());
     tokio::spawn(server.serve(listener));
     (fake, address)
 }

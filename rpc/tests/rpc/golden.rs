@@ -94,6 +94,41 @@ fn golden_requests_of_each_service() {
     ];
     assert_eq!(hex(&part), expected.concat());
 
+    let range = proto::KeyRange { from: vec![1].into(), until: vec![2].into() };
+    let ranges = proto::KeyRanges { ranges: vec![range] };
+    let read = proto::ReadRowsRequest {
+        job: 7,
+        generation: 3,
+        commits: 300,
+        epoch: 5,
+        table: 9,
+        columns: vec![0, 300],
+        wanted: Some(proto::read_rows_request::Wanted::Ranges(ranges)),
+        limit: Some(0),
+        max_bytes: 6,
+    };
+    let expected = [
+        "0807",
+        "1003",
+        "18ac02",
+        "2005",
+        "2809",
+        "320300ac02",
+        "4208",
+        "0a06",
+        "0a0101",
+        "120102", // the range
+        "5000",
+        "5806",
+    ];
+    assert_eq!(hex(&read), expected.concat());
+    let rows = proto::Rows { batch: vec![9].into(), weights: vec![], crc: 1 };
+    let answer = proto::ReadRowsAnswer { rows: vec![rows], positions: vec![2], refused: None };
+    assert_eq!(hex(&answer), "0a08".to_owned() + "0a0109" + "1d01000000" + "120102");
+    let refused = Some(proto::ReadRefusal::NotYet as i32);
+    let answer = proto::ReadRowsAnswer { rows: vec![], positions: vec![], refused };
+    assert_eq!(hex(&answer), "1802");
+
     let session = Some(proto::SessionId { process: 9, pid: 7 });
     let lock = proto::AdvisoryLock { first: -1, second: Some(1), shared: true };
     let take = proto::TakeLockRequest { session, lock: Some(lock), waits: true, number: 3 };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use futures::StreamExt;
-use millrace_common::{DeltaChunk, Epoch, Generation, RelationId};
+use millrace_common::{DeltaChunk, Epoch, Generation, RelationId, TableId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{
@@ -18,13 +18,14 @@ use millrace_rpc::dml::{
     TableChange, TableRead,
 };
 use millrace_rpc::log::{LogRecord, RegisterProcess};
+use millrace_rpc::read::{KeyRange, ReadAnswer, ReadRequest, WantedRows};
 use millrace_rpc::rows::encoded_batches;
 use millrace_rpc::services::{CompactionTask, Cut, LivePart, MergedTable, PartKind, StartJob};
 use millrace_rpc::source_poll::PollSource;
 use millrace_rpc::stream::{Acknowledged, AppliedRecord, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{StatementId, VersionEdit};
 
-use crate::fake::{Clients, FAILING, LIMIT, encoded, error, networked, polled};
+use crate::fake::{Clients, FAILING, LIMIT, REFUSALS, encoded, error, found, networked, polled};
 use crate::filled;
 
 const JOB: RelationId = RelationId(7);
@@ -266,6 +267,56 @@ async fn statements() {
         let failed = dml.apply_dml(FAILING, STATEMENT, rows(1, 1), DmlKind::Change, &entered).await;
         assert!(matches!(failed, Err(CallError::Sql(e)) if e.message == error().message));
         assert_eq!(dml.allocate_row_ids(JOB, 8).await.unwrap(), 1008);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn reads() {
+    both(async |clients| {
+        let (reads, fake) = (&clients.reads, &clients.fake);
+        reads.connect().await.unwrap();
+        let range = |from: &[u8], until: &[u8]| KeyRange {
+            from: from.to_vec().into(),
+            until: until.to_vec().into(),
+        };
+        let request = |rows, limit, commits| ReadRequest {
+            job: JOB,
+            generation: GENERATION,
+            commits,
+            epoch: Epoch(1 << 50),
+            table: TableId(70),
+            columns: vec![2, 0],
+            rows,
+            limit,
+            max_bytes: 1 << 40,
+        };
+        let keys = vec![vec![0, 0xff].into(), vec![].into()];
+        let ranges = vec![range(&[], &[1]), range(&[0, 0xff], &[1, 0])];
+        for (rows, limit) in [
+            (WantedRows::Keys(keys), None),
+            (WantedRows::Ranges(ranges), Some(1 << 33)),
+            (WantedRows::Any, Some(0)),
+        ] {
+            let asked = request(rows, limit, 1 << 40);
+            let ReadAnswer::Rows(answer) = reads.read(asked.clone()).await.unwrap() else {
+                panic!("it is not refused")
+            };
+            assert_eq!(answer.positions, found().positions);
+            assert_eq!(answer.chunks.len(), found().chunks.len());
+            for (told, expected) in answer.chunks.iter().zip(found().chunks) {
+                assert_eq!(told.batch, expected.batch);
+                assert_eq!(told.weights_array(), expected.weights_array());
+            }
+            assert_eq!(fake.seen(), shown(asked));
+        }
+        for (commits, why) in (0..).zip(REFUSALS) {
+            let answer = reads.read(request(WantedRows::Any, None, commits)).await.unwrap();
+            assert!(matches!(answer, ReadAnswer::Refused(told) if told == why), "{answer:?}");
+        }
+        let failing = ReadRequest { job: FAILING, ..request(WantedRows::Any, None, 0) };
+        let failed = reads.read(failing).await;
+        assert!(matches!(failed, Err(CallError::Sql(e)) if e.message == error().message));
     })
     .await;
 }
