@@ -13,6 +13,8 @@ use tokio::sync::Notify;
 struct State {
     /// Of the last commit that was sealed, or that the job began with.
     number: u64,
+    /// Of the last commit that is visible here.
+    published: u64,
     /// Cuts under way.
     running: usize,
     /// Oldest first.
@@ -25,7 +27,7 @@ struct State {
 #[derive(Default)]
 pub struct Cuts {
     state: Mutex<State>,
-    /// Told when something is sealed or a cut ends.
+    /// Told when something is sealed or becomes visible, or a cut ends.
     changed: Notify,
 }
 
@@ -42,7 +44,8 @@ impl Drop for Running<'_> {
 impl Cuts {
     /// The job begins with so many commits.
     pub fn begin_after(&self, commits: u64) {
-        self.state.lock().number = commits;
+        let mut state = self.state.lock();
+        (state.number, state.published) = (commits, commits);
     }
 
     /// Begins a cut. An error if it is one of a leader that another has followed.
@@ -75,6 +78,25 @@ impl Cuts {
     pub fn conclude(&self, number: u64) {
         let mut state = self.state.lock();
         while state.sealed.pop_front_if(|commit| commit.number <= number).is_some() {}
+    }
+
+    /// The commit of this number, and those before it, are visible from now on.
+    pub fn note_published(&self, number: u64) {
+        let mut state = self.state.lock();
+        state.published = state.published.max(number);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// Completes when so many commits are visible.
+    pub async fn published(&self, commits: u64) {
+        loop {
+            let changed = self.changed.notified();
+            if self.state.lock().published >= commits {
+                return;
+            }
+            changed.await;
+        }
     }
 
     /// From now on only a leader whose claim is no later than `record` may cut. What is not concluded, as soon as that is
@@ -145,6 +167,21 @@ mod tests {
         drop(running);
         assert_eq!(now(rest), Some((8, vec![8], false)));
         assert_eq!(now(cuts.hand_over(20, 8)), Some((8, vec![8], false)), "asked again");
+    }
+
+    #[test]
+    fn commits_are_waited_for_until_they_are_visible() {
+        let cuts = Cuts::default();
+        cuts.begin_after(4);
+        assert_eq!(cuts.published(4).now_or_never(), Some(()));
+        let mut fifth = Box::pin(cuts.published(5));
+        assert_eq!(fifth.as_mut().now_or_never(), None);
+        cuts.conclude(5);
+        assert_eq!(fifth.as_mut().now_or_never(), None, "in the log is not visible here");
+        cuts.note_published(5);
+        assert_eq!(fifth.now_or_never(), Some(()));
+        cuts.note_published(3);
+        assert_eq!(cuts.published(5).now_or_never(), Some(()));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod feed;
 pub(crate) mod into_table;
 mod job;
 mod maintenance;
+mod reads;
 mod sources;
 mod start;
 mod statements;
@@ -37,6 +38,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::dml_service::LocksOfFrontends;
 use self::job::{Job, Kind};
+use self::reads::ReadsOfFrontends;
 use self::sources::PolledSources;
 pub use self::start::{describe_table, rows_table};
 pub(crate) use self::statements::TableSource;
@@ -98,6 +100,8 @@ struct Shared {
     stream: RecordStream,
     /// Locks of tables that frontends of other processes hold.
     locks_of_frontends: Arc<LocksOfFrontends>,
+    /// What they read here.
+    reads_of_frontends: ReadsOfFrontends,
     /// Sources that the leader asks about.
     sources: PolledSources,
 }
@@ -122,6 +126,7 @@ impl Worker {
         let bytes = options.exec.changelog_bytes;
         let changelogs = Arc::new(ChangelogCache::new(bytes, Arc::clone(&governor), env.clone()));
         let shares = FairShares::new(options.task_permits, env);
+        let reads_of_frontends = ReadsOfFrontends::new(&shares);
         let shared = Arc::new(Shared {
             store: options.store,
             options: Arc::new(options.exec),
@@ -137,6 +142,7 @@ impl Worker {
             started: tokio::sync::Notify::new(),
             stream: RecordStream::default(),
             locks_of_frontends: Arc::default(),
+            reads_of_frontends,
             sources: PolledSources::default(),
         });
         let stop = CancellationToken::new();

@@ -412,7 +412,10 @@ fn committed(job: &Job, number: u64, epoch: Epoch) {
         Kind::Nothing => Concluded::Before,
     };
     match concluded {
-        Concluded::Now => job.metrics.progress.epochs.note_committed(epoch),
+        Concluded::Now => {
+            job.cuts.note_published(number);
+            job.metrics.progress.epochs.note_committed(epoch);
+        }
         Concluded::Before => {}
         Concluded::TooEarly => job.fail(ExecError::internal(format!(
             "commit {number} is in the log, and one before it was never concluded"

@@ -7,6 +7,7 @@ mod chains;
 mod closing;
 mod compaction;
 mod fed;
+mod frontends;
 mod inside;
 mod lookahead;
 mod lookups;

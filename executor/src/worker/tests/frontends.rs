@@ -1,0 +1,180 @@
+//! What frontends of other processes read here: what is committed at an epoch, or nothing.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use millrace_rpc::read::{
+    FoundRows, KeyRange, ReadAnswer, ReadRefusal, ReadRequest, ReadService, WantedRows,
+};
+use millrace_storage::FollowedJob;
+
+use super::*;
+use crate::layout::RowLayout;
+
+/// All jobs run here, until the log places them elsewhere.
+struct Placed {
+    meta: Arc<FakeMeta>,
+    is_elsewhere: Arc<AtomicBool>,
+}
+
+#[async_trait]
+impl Elsewhere for Placed {
+    fn generation_here(&self, relation: RelationId) -> Option<Generation> {
+        let is_here = !self.is_elsewhere.load(Ordering::Relaxed);
+        let jobs = self.meta.jobs.lock();
+        jobs.get(&relation).filter(|_| is_here).map(|job| job.start.generation)
+    }
+
+    fn is_placed_elsewhere(&self, _: RelationId) -> bool {
+        self.is_elsewhere.load(Ordering::Relaxed)
+    }
+
+    async fn follow(&self, _: RelationId) -> Result<Arc<FollowedJob>, SqlError> {
+        Err(SqlError::internal("no job reads another"))
+    }
+
+    fn memory_bytes(&self) -> usize {
+        0
+    }
+}
+
+/// With a table of a cluster, and what places it elsewhere.
+async fn served() -> (Cluster, JobId, Arc<AtomicBool>) {
+    let is_elsewhere = Arc::<AtomicBool>::default();
+    let of = Arc::clone(&is_elsewhere);
+    let placed = |meta: &Arc<FakeMeta>| {
+        let meta = Arc::clone(meta);
+        Some(Arc::new(Placed { meta, is_elsewhere: of }) as Arc<dyn Elsewhere>)
+    };
+    let c = Cluster::led(Profile::INSTANT, ExecOptions::default(), |_| {}, placed).await;
+    let t = c.table(1).await;
+    (c, t, is_elsewhere)
+}
+
+/// Of what the log has by now.
+fn request(c: &Cluster, job: JobId, rows: WantedRows) -> ReadRequest {
+    let version = c.version(job);
+    ReadRequest {
+        job,
+        generation: c.meta.jobs.lock()[&job].start.generation,
+        commits: version.commits,
+        epoch: Epoch(version.epoch),
+        table: TableId(job.0 * 10),
+        columns: vec![0, 1],
+        rows,
+        limit: None,
+        max_bytes: 1 << 20,
+    }
+}
+
+async fn found(c: &Cluster, request: ReadRequest) -> FoundRows {
+    match c.worker.read(request).await.unwrap() {
+        ReadAnswer::Rows(found) => found,
+        ReadAnswer::Refused(why) => panic!("{why:?}"),
+    }
+}
+
+async fn refused(c: &Cluster, request: ReadRequest) -> ReadRefusal {
+    match c.worker.read(request).await.unwrap() {
+        ReadAnswer::Rows(found) => panic!("{found:?}"),
+        ReadAnswer::Refused(why) => why,
+    }
+}
+
+/// All rows, by their keys.
+fn rows_of(found: &FoundRows) -> Vec<Row> {
+    let mut rows: Vec<Row> = found.chunks.iter().flat_map(listed).collect();
+    rows.sort_unstable();
+    rows
+}
+
+fn keys(ids: &[i64]) -> WantedRows {
+    let relation =
+        Relation { key: vec![0], distribution: vec![0], ..relation(1, RelationKind::Table) };
+    let layout = RowLayout::of_relation(&relation).unwrap();
+    let rows: Vec<Row> = ids.iter().map(|id| (*id, 0, 1)).collect();
+    let batch = delta(&rows).batch;
+    let keys = layout.keys(&batch, &layout.vnodes(&batch).unwrap()).unwrap();
+    WantedRows::Keys(keys.iter().flatten().map(Bytes::copy_from_slice).collect())
+}
+
+fn range(from: &[u8], until: &[u8]) -> KeyRange {
+    KeyRange { from: Bytes::copy_from_slice(from), until: Bytes::copy_from_slice(until) }
+}
+
+#[tokio::test]
+async fn what_is_committed_is_read_as_of_an_epoch_and_from_memory() {
+    let (c, t, _) = served().await;
+    c.insert(t, [(1, 10), (2, 20), (3, 30)]).await;
+    let then = Epoch(c.version(t).epoch);
+    c.dml(t, &[(1, 10, -1), (1, 11, 1), (3, 30, -1)], DmlKind::Change).await.unwrap();
+    let gets = c.sim.stats().gets;
+    let (old, new) = ([(1, 10, 1), (2, 20, 1), (3, 30, 1)], [(1, 11, 1), (2, 20, 1)]);
+    let ranges = || WantedRows::Ranges(vec![range(&[], &[0, 0x80]), range(&[0, 0x80], &[1])]);
+    for wanted in [WantedRows::Any, ranges()] {
+        let now = request(&c, t, wanted);
+        assert_eq!(rows_of(&found(&c, now.clone()).await), new);
+        assert_eq!(rows_of(&found(&c, ReadRequest { epoch: then, ..now }).await), old);
+    }
+    let by_key = request(&c, t, keys(&[3, 1, 7, 2]));
+    let told = found(&c, by_key.clone()).await;
+    assert_eq!((told.positions.as_slice(), rows_of(&told).as_slice()), (&[1, 3][..], &new[..]));
+    let told = found(&c, ReadRequest { epoch: then, ..by_key.clone() }).await;
+    assert_eq!((told.positions.as_slice(), rows_of(&told).as_slice()), (&[0, 1, 3][..], &old[..]));
+    let values = found(&c, ReadRequest { columns: vec![1], ..by_key }).await;
+    let batch = &values.chunks[0].batch;
+    assert_eq!(batch.num_columns(), 1);
+    assert_eq!(batch.column(0).as_primitive::<Int64Type>().values().to_vec(), [11, 20]);
+    assert_eq!(c.sim.stats().gets, gets, "the rows were in memory");
+}
+
+#[tokio::test]
+async fn a_read_ends_when_it_has_as_many_rows_as_it_wants() {
+    let (c, t, _) = served().await;
+    c.insert(t, (0..500).map(|id| (id, id))).await;
+    let few = ReadRequest { limit: Some(10), ..request(&c, t, WantedRows::Any) };
+    let rows = rows_of(&found(&c, few).await).len();
+    assert!((10..20).contains(&rows), "{rows}");
+    let none = request(&c, t, WantedRows::Ranges(vec![range(&[0xff, 0xff], &[0xff; 3])]));
+    assert!(rows_of(&found(&c, none).await).is_empty());
+}
+
+#[tokio::test]
+async fn what_may_be_something_else_is_refused() {
+    let (c, t, is_elsewhere) = served().await;
+    c.insert(t, [(1, 10)]).await;
+    let then = Epoch(c.version(t).epoch);
+    c.insert(t, [(2, 20)]).await;
+    let now = request(&c, t, WantedRows::Any);
+    assert_eq!(rows_of(&found(&c, now.clone()).await), [(1, 10, 1), (2, 20, 1)]);
+
+    let generation = Generation(now.generation.0 + 1);
+    let later = ReadRequest { generation, ..now.clone() };
+    assert_eq!(refused(&c, later).await, ReadRefusal::NotOpen);
+    let more = ReadRequest { commits: now.commits + 1, ..now.clone() };
+    assert_eq!(refused(&c, more).await, ReadRefusal::NotYet);
+    let small = ReadRequest { max_bytes: 8, ..now.clone() };
+    assert_eq!(refused(&c, small).await, ReadRefusal::TooLarge);
+    let small = ReadRequest { max_bytes: 8, ..request(&c, t, keys(&[1, 2])) };
+    assert_eq!(refused(&c, small).await, ReadRefusal::TooLarge);
+    c.store.job(t).unwrap().set_horizon(now.epoch);
+    assert_eq!(refused(&c, ReadRequest { epoch: then, ..now.clone() }).await, ReadRefusal::TooOld);
+    assert_eq!(rows_of(&found(&c, now.clone()).await).len(), 2);
+
+    is_elsewhere.store(true, Ordering::Relaxed);
+    assert_eq!(refused(&c, now.clone()).await, ReadRefusal::NotOpen, "the job has moved");
+    is_elsewhere.store(false, Ordering::Relaxed);
+    assert_eq!(rows_of(&found(&c, now.clone()).await).len(), 2);
+    c.worker.stop_job(t, now.generation).await;
+    assert_eq!(refused(&c, now).await, ReadRefusal::NotOpen, "the job has stopped");
+}
+
+#[tokio::test]
+async fn a_started_job_has_what_was_committed_before() {
+    let (c, t, _) = served().await;
+    c.insert(t, [(1, 10)]).await;
+    let before = request(&c, t, WantedRows::Any);
+    c.start(t).await.unwrap();
+    assert_eq!(refused(&c, before).await, ReadRefusal::NotOpen);
+    let now = request(&c, t, WantedRows::Any);
+    assert_eq!(rows_of(&found(&c, now).await), [(1, 10, 1)]);
+}
