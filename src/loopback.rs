@@ -16,6 +16,7 @@ use millrace_meta::{LogFollower, Meta};
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::loopback::Encoded;
+use millrace_rpc::read::ReadService;
 use millrace_rpc::remote::RemoteMeta;
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
 use millrace_storage::{StateStore, VersionFollower};
@@ -110,11 +111,13 @@ impl Roles {
 
         let log = opened(bucket, env).await?;
         let dml = Encoded::dml(Arc::clone(&worker) as Arc<dyn DmlService>);
+        let reads = Encoded::reads(Arc::clone(&worker) as Arc<dyn ReadService>);
+        let process = TableProcess { incarnation, dml: Arc::new(dml), reads: Arc::new(reads) };
         let cluster = Arc::new(RemoteCluster::new(RemoteOptions {
             log: Arc::clone(&log),
             versions: Arc::clone(&versions),
             meta: Arc::clone(&leader) as Arc<dyn MetaControl>,
-            routes: Arc::new(Here(TableProcess { incarnation, dml: Arc::new(dml) })),
+            routes: Arc::new(Here(process)),
             env: env.clone(),
             settings: BTreeMap::new(),
             lease: None,

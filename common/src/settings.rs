@@ -366,6 +366,14 @@ pub static SETTINGS: &[Setting] = &[
         "newest",
         "`newest`: reads see all that was acknowledged before (strict serializable). `any`: reads never wait.",
     ),
+    Setting {
+        name: "read_from_owner",
+        scope: Scope::Cluster,
+        kind: Kind::Bool,
+        default: "on",
+        doc: "Whether frontends of a cluster ask the process that a relation's job runs on for few rows, before they read log and bucket.",
+        report: false,
+    },
     cluster(
         "read_wait_timeout",
         Scope::Both,

@@ -43,5 +43,5 @@ pub const STACK_BYTES: usize = 32 << 20;
 pub use error::FrontendError;
 pub use incarnation::Incarnation;
 pub use local_cluster::Direct;
-pub use remote_cluster::{RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
+pub use remote_cluster::{ReadWays, RemoteCluster, RemoteOptions, TableProcess, TableRoutes};
 pub use server::{Frontend, FrontendConfig};

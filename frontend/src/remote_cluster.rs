@@ -9,6 +9,7 @@
 
 mod definitions;
 mod leader;
+mod owners;
 mod reads;
 mod statements;
 
@@ -41,6 +42,8 @@ use parking_lot::Mutex;
 use tokio::time::timeout_at;
 use tokio_util::sync::CancellationToken;
 
+use self::owners::Owners;
+pub use self::owners::ReadWays;
 pub use self::statements::{HeldLocks, RemoteLoad, TableProcess, TableRoutes};
 use crate::advisory::LockLeader;
 use crate::cluster::source_scan::scan_source;
@@ -79,6 +82,8 @@ pub struct RemoteCluster {
     env: EnvHandle,
     settings: BTreeMap<String, String>,
     lease: Option<Arc<ReadLease>>,
+    /// The processes that small reads are sent to.
+    owners: Arc<Owners>,
     /// The catalog as sessions see it, of this version of the folded one.
     catalog: Mutex<Option<(u64, Arc<CatalogSnapshot>)>>,
     /// How jobs, sources and processes were when the leader was last asked.
@@ -130,8 +135,23 @@ impl std::fmt::Debug for RemoteCluster {
 impl RemoteCluster {
     pub fn new(options: RemoteOptions) -> RemoteCluster {
         let RemoteOptions { log, versions, meta, routes, env, settings, lease } = options;
-        let (catalog, reports) = (Mutex::default(), Mutex::default());
-        RemoteCluster { log, versions, meta, routes, env, settings, lease, catalog, reports }
+        RemoteCluster {
+            owners: Arc::new(Owners::new(env.clone())),
+            log,
+            versions,
+            meta,
+            routes,
+            env,
+            settings,
+            lease,
+            catalog: Mutex::default(),
+            reports: Mutex::default(),
+        }
+    }
+
+    /// Counts reads by the way that they take.
+    pub fn read_ways(&self) -> Arc<ReadWays> {
+        Arc::clone(&self.owners.ways)
     }
 
     /// The settings of the cluster as this process knows them.

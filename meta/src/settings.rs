@@ -20,6 +20,8 @@ pub struct Settings {
     pub changelog_retention_bytes: u64,
     /// Whether detached views and indexes are rebuilt without being asked.
     pub rebuild_detached: bool,
+    /// Whether frontends read few rows from the memory of the process that has them.
+    pub read_from_owner: bool,
 }
 
 impl Settings {
@@ -43,6 +45,7 @@ impl Settings {
             changelog_retention: get("changelog_retention"),
             changelog_retention_bytes: number("changelog_retention_bytes"),
             rebuild_detached: text("detached_views") == "rebuild",
+            read_from_owner: text("read_from_owner") == "on",
         }
     }
 
@@ -58,6 +61,9 @@ impl Settings {
             "changelog_retention_bytes" => return Some(self.changelog_retention_bytes.to_string()),
             "detached_views" => {
                 return Some(if self.rebuild_detached { "rebuild" } else { "keep" }.to_owned());
+            }
+            "read_from_owner" => {
+                return Some(if self.read_from_owner { "on" } else { "off" }.to_owned());
             }
             _ => return None,
         };

@@ -8,6 +8,7 @@ use std::time::Instant;
 use millrace_executor::Worker;
 use millrace_executor::memory::{MEMORY_CLASSES, MemoryGovernor};
 use millrace_executor::stats::{LookaheadStats, OperatorStats};
+use millrace_frontend::ReadWays;
 use millrace_frontend::cluster::JobRow;
 use millrace_frontend::query::engine::QueryEngine;
 use millrace_frontend::server::{Activity, Shared};
@@ -111,6 +112,17 @@ fn process(out: &mut Exposition, sources: &Standalone) {
 pub(crate) fn batches(out: &mut Exposition) {
     let help = "Arrow batches encoded to send them to another role: none within one process.";
     out.single("millrace_encoded_batches_total", "counter", help, encoded_batches());
+}
+
+/// Of a frontend that is a process of its own.
+pub(crate) fn read_ways(out: &mut Exposition, ways: &ReadWays) {
+    let name = "millrace_table_reads_total";
+    let help = "Reads of committed rows, by the process of their job or by log and bucket.";
+    out.family(name, "counter", help);
+    out.sample(name, &[("way", "owner"), ("reason", "")], ways.by_owner());
+    for (reason, count) in ways.by_follower() {
+        out.sample(name, &[("way", "follower"), ("reason", reason)], count);
+    }
 }
 
 /// What the memory governor of a process that runs jobs accounts for.

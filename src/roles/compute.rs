@@ -13,6 +13,7 @@ use millrace_meta::LogFollower;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
+use millrace_rpc::read::ReadService;
 use millrace_rpc::remote::Server;
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
 use millrace_storage::given_up::GivenUp;
@@ -104,7 +105,8 @@ impl ComputeProcess {
         let server = Server::new(Arc::clone(&link.admission))
             .compute(Arc::new(following) as Arc<dyn ComputeService>)
             .compactor(Arc::new(compactor) as Arc<dyn CompactorService>)
-            .dml(Arc::clone(&worker) as Arc<dyn DmlService>);
+            .dml(Arc::clone(&worker) as Arc<dyn DmlService>)
+            .reads(Arc::clone(&worker) as Arc<dyn ReadService>);
         let serving = Serving::start(&link.admission, server, ground.listener);
         let ending = Ending::default();
         let lookups = Lookups {

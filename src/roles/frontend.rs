@@ -23,10 +23,12 @@ use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::control::{Heartbeat, MetaControl};
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
-use millrace_rpc::remote::{CallLimits, Identity, Peer, RemoteDml, RemoteMeta};
+use millrace_rpc::read::ReadService;
+use millrace_rpc::remote::{CallLimits, Identity, Peer, RemoteDml, RemoteMeta, RemoteReads};
 use millrace_storage::given_up::GivenUp;
 use millrace_storage::{StateStore, VersionFollower};
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
@@ -123,6 +125,7 @@ impl FrontendProcess {
             settings: Default::default(),
             lease: Some(Arc::clone(&lease)),
         });
+        let ways = cluster.read_ways();
         let apart = overrides.threads == Threads::Apart;
         let own_secret = OwnSecret::default();
         let incarnation = match &link {
@@ -186,6 +189,7 @@ impl FrontendProcess {
         let metrics = metrics.with_text(move |text| {
             let mut out = Exposition::new(text);
             http::metrics::sessions(&mut out, &sessions.activity(), &sessions.engine);
+            http::metrics::read_ways(&mut out, &ways);
         });
         let requests = ground.requests;
         let console = Console { shared, store: Arc::clone(&store), requests, metrics };
@@ -377,17 +381,20 @@ fn told(log: &Arc<LogFollower>, versions: &Arc<VersionFollower>) -> Told {
     })
 }
 
-/// Tables run where the log has placed them.
+/// Jobs run where the log has placed them.
 struct Routes {
     log: Arc<LogFollower>,
     identity: Arc<Identity>,
+    /// Drives the connections: not that of the queries, of which some are the first to ask for a process.
+    runtime: Handle,
     /// By incarnation.
-    known: Mutex<HashMap<u64, Arc<RemoteDml>>>,
+    known: Mutex<HashMap<u64, TableProcess>>,
 }
 
 impl Routes {
+    /// Must be called on the runtime that answers clients.
     fn new(log: Arc<LogFollower>, identity: Arc<Identity>) -> Routes {
-        Routes { log, identity, known: Mutex::default() }
+        Routes { log, identity, runtime: Handle::current(), known: Mutex::default() }
     }
 }
 
@@ -404,14 +411,18 @@ impl TableRoutes for Routes {
                 .with_hint("Start a compute process, or wait until the table has one again."));
         };
         let mut known = self.known.lock();
-        if let Some(dml) = known.get(&incarnation) {
-            return Ok(TableProcess { incarnation, dml: Arc::clone(dml) as Arc<dyn DmlService> });
+        if let Some(process) = known.get(&incarnation) {
+            return Ok(process.clone());
         }
+        let _on = self.runtime.enter();
         let peer = Peer::new(&address, Arc::clone(&self.identity), CallLimits::default())?;
-        let dml = Arc::new(RemoteDml::new(peer.of_incarnation(incarnation)));
+        let peer = peer.of_incarnation(incarnation);
+        let dml = Arc::new(RemoteDml::new(peer.clone())) as Arc<dyn DmlService>;
+        let reads = Arc::new(RemoteReads::new(peer)) as Arc<dyn ReadService>;
+        let process = TableProcess { incarnation, dml, reads };
         // Others are gone for good.
         known.retain(|id, _| self.log.read(|state| state.processes.is_live(*id)));
-        known.insert(incarnation, Arc::clone(&dml));
-        Ok(TableProcess { incarnation, dml })
+        known.insert(incarnation, process.clone());
+        Ok(process)
     }
 }

@@ -30,11 +30,6 @@ impl RemoteCluster {
         }
     }
 
-    /// When a read that begins now gives up.
-    pub(super) fn read_deadline(&self, timeout: Duration) -> Instant {
-        self.env.now() + self.read_limit(timeout)
-    }
-
     /// Returns when everything is here that is durable by now.
     pub(super) async fn catch_up(&self) -> Result<(), SqlError> {
         let limit = self.read_limit(Duration::ZERO);

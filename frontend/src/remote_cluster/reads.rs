@@ -1,4 +1,5 @@
-//! Reads of committed state: the versions that the log names, through the followers of their jobs.
+//! Reads of committed state: small ones of the process that the job runs on, where it answers ([`owners`]), and all others
+//! of the versions that the log names, through the followers of their jobs.
 //!
 //! A read that was too slow finds an object of its version gone: then a newer version has taken its place, which holds
 //! the same content at the read's epoch. The log is followed further, and the read goes on where it was, unless the log
@@ -9,19 +10,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow::array::{BinaryArray, RecordBatch, UInt32Array};
+use arrow::compute::concat_batches;
+use arrow::datatypes::SchemaRef;
 use futures::StreamExt;
 use futures::stream;
 use millrace_common::{
-    EnvHandle, Epoch, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
+    EnvHandle, Epoch, Generation, RelationId, SqlError, SqlState, TableId, VNODE_COUNT, Vnode,
 };
 use millrace_executor::ExecError;
 use millrace_executor::worker::rows_table;
 use millrace_meta::{LogFollower, ReadLease};
 use millrace_rpc::catalog::Relation;
+use millrace_rpc::read::{FoundRows, ReadRequest, WantedRows};
 use millrace_storage::{FollowedJob, FollowedVersion, Snapshot, StorageError, VersionFollower};
 use tokio::time::{Instant, timeout_at};
 
-use super::RemoteCluster;
+use super::owners::{self, Owners, Why};
+use super::{RemoteCluster, TableRoutes};
 use crate::cluster::snapshot::{self, Rows};
 use crate::cluster::source_scan::SourceAt;
 use crate::cluster::{BatchStream, ChangeStream, ScanRequest};
@@ -42,14 +47,18 @@ impl RemoteCluster {
 
     /// What reads a relation at an epoch.
     pub(super) fn reader(&self, relation: &Relation, epoch: Epoch) -> Reader {
+        let settings = self.cluster_settings();
         Reader(Arc::new(Shared {
             log: Arc::clone(&self.log),
             versions: Arc::clone(&self.versions),
+            routes: Arc::clone(&self.routes),
+            owners: Arc::clone(&self.owners),
             env: self.env.clone(),
             lease: self.lease.clone(),
             relation: relation.clone(),
             epoch,
-            patience: self.read_deadline(Duration::ZERO).saturating_duration_since(self.env.now()),
+            patience: settings.read_wait_timeout,
+            from_owner: settings.read_from_owner,
         }))
     }
 }
@@ -61,16 +70,23 @@ pub(super) struct Reader(Arc<Shared>);
 struct Shared {
     log: Arc<LogFollower>,
     versions: Arc<VersionFollower>,
+    routes: Arc<dyn TableRoutes>,
+    owners: Arc<Owners>,
     env: EnvHandle,
     lease: Option<Arc<ReadLease>>,
     relation: Relation,
     epoch: Epoch,
     /// For how long a version is looked for whose objects are there.
     patience: Duration,
+    /// Small reads are sent to the process that the job runs on.
+    from_owner: bool,
 }
 
 impl Reader {
     pub(super) async fn scan(&self, request: ScanRequest) -> Result<BatchStream, SqlError> {
+        if let Some(rows) = self.scan_at_owner(&request).await {
+            return Ok(rows);
+        }
         let mut deadline = None;
         if snapshot::is_whole(&request) {
             let snapshot = self.snapshot(&mut deadline).await?;
@@ -95,6 +111,7 @@ impl Reader {
         if !snapshot::is_whole(&request) {
             return Ok(vec![self.scan(request).await?]);
         }
+        self.0.owners.ways.note_follower(Why::Scan);
         let snapshot = self.snapshot(&mut None).await?;
         let parts = snapshot::parts(&snapshot, &self.0.relation)?;
         let part = |vnodes| self.part(&snapshot, request.columns.clone(), vnodes);
@@ -105,6 +122,9 @@ impl Reader {
         &self,
         keys: BinaryArray,
     ) -> Result<(UInt32Array, RecordBatch), SqlError> {
+        if let Some(found) = self.get_at_owner(&keys).await {
+            return Ok(found);
+        }
         let table = TableId(self.0.relation.first_table_id);
         let mut deadline = None;
         loop {
@@ -136,6 +156,85 @@ impl Reader {
                 }
             }
         }
+    }
+
+    /// The rows of a small scan, from the process that the job runs on. `None`: they are to be read from log and bucket.
+    async fn scan_at_owner(&self, request: &ScanRequest) -> Option<BatchStream> {
+        let limit = request.limit.map(|limit| limit as u64);
+        let rows = async {
+            let schema = self.schema(&request.columns)?;
+            let wanted = owners::small(request);
+            let found = self.ask_owner(&request.columns, wanted, limit).await?;
+            owners::batches(&schema, found.chunks).map_err(|_| Why::Failed)
+        };
+        let batches = self.counted(rows.await)?;
+        Some(stream::iter(batches.into_iter().map(Ok)).boxed())
+    }
+
+    /// The same for rows at some keys: positions in these, ascending, and all columns.
+    async fn get_at_owner(&self, keys: &BinaryArray) -> Option<(UInt32Array, RecordBatch)> {
+        let rows = async {
+            let columns: Vec<usize> = (0..self.0.relation.columns.len()).collect();
+            let schema = self.schema(&columns)?;
+            let found = self.ask_owner(&columns, owners::few_keys(keys), None).await?;
+            let batches = owners::batches(&schema, found.chunks).map_err(|_| Why::Failed)?;
+            let rows = concat_batches(&schema, &batches).map_err(|_| Why::Failed)?;
+            let positions = UInt32Array::from(found.positions);
+            let fit = positions.values().len() == rows.num_rows();
+            fit.then_some((positions, rows)).ok_or(Why::Failed)
+        };
+        self.counted(rows.await)
+    }
+
+    /// Some columns of the relation, as its rows have them.
+    fn schema(&self, columns: &[usize]) -> Result<SchemaRef, Why> {
+        let all = self.0.relation.arrow_schema().map_err(|_| Why::Failed)?;
+        all.project(columns).map(Arc::new).map_err(|_| Why::Failed)
+    }
+
+    /// What the process that the job runs on answers. `wanted`: `None` if that is much.
+    async fn ask_owner(
+        &self,
+        columns: &[usize],
+        wanted: Option<WantedRows>,
+        limit: Option<u64>,
+    ) -> Result<FoundRows, Why> {
+        let Shared { log, routes, owners, relation, epoch, from_owner, .. } = self.0.as_ref();
+        let rows = wanted.ok_or(Why::Scan)?;
+        if !from_owner {
+            return Err(Why::Off);
+        }
+        let job = RelationId(relation.id);
+        // The generation and the commits of one record, however far the log has come when the process is looked for: it
+        // refuses what does not fit.
+        let at = log.read(|state| {
+            let version = &state.jobs.get(&job)?.version;
+            Some((Generation(version.generation), version.commits))
+        });
+        let (generation, commits) = at.ok_or(Why::NoOwner)?;
+        let process = routes.process_of(job).map_err(|_| Why::NoOwner)?;
+        let request = ReadRequest {
+            job,
+            generation,
+            commits,
+            epoch: *epoch,
+            table: TableId(relation.first_table_id),
+            columns: columns.iter().map(|column| *column as u32).collect(),
+            rows,
+            limit,
+            max_bytes: owners::MOST_BYTES,
+        };
+        owners.ask(&process, request).await
+    }
+
+    /// Counts a read by its way.
+    fn counted<T>(&self, rows: Result<T, Why>) -> Option<T> {
+        let ways = &self.0.owners.ways;
+        match &rows {
+            Ok(_) => ways.note_owner(),
+            Err(why) => ways.note_follower(*why),
+        }
+        rows.ok()
     }
 
     /// The newest version of the job that is known here. A process that may have been fenced asks the log first: what it

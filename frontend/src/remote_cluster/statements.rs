@@ -19,6 +19,7 @@ use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
 pub use millrace_rpc::dml::HeldLocks;
 use millrace_rpc::dml::{self, DmlAnswer, DmlService, LoadService, TableChange};
+use millrace_rpc::read::ReadService;
 use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout_at};
@@ -34,16 +35,17 @@ const OUTCOME_WAIT: Duration = Duration::from_secs(9);
 /// The same where the process has answered that it does not know: what was handed over is soon in the log, or void.
 const ANSWERED_WAIT: Duration = Duration::from_secs(3);
 
-/// The process that a table runs on.
+/// The process that a table, or the job of another relation, runs on.
 #[derive(Clone)]
 pub struct TableProcess {
     pub incarnation: u64,
     pub dml: Arc<dyn DmlService>,
+    pub reads: Arc<dyn ReadService>,
 }
 
-/// Where tables are.
+/// Where tables, and other relations with jobs, are.
 pub trait TableRoutes: Send + Sync {
-    /// The process that a table runs on, as far as is known here. An error while it runs nowhere.
+    /// The process that a table runs on, as far as is known here. An error while it runs nowhere. Does not wait.
     fn process_of(&self, table: RelationId) -> Result<TableProcess, SqlError>;
 }
 
@@ -146,7 +148,7 @@ impl RemoteCluster {
     {
         let mut deadline = self.env.now() + COMPUTE_WAIT;
         loop {
-            let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
+            let TableProcess { incarnation, dml, .. } = self.route(table, deadline).await?;
             let outcomes = self.outcomes(table, incarnation);
             let error = tokio::select! {
                 biased;
@@ -221,7 +223,7 @@ impl RemoteCluster {
     ) -> Result<RemoteLoad, SqlError> {
         let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
-            let TableProcess { incarnation, dml } = self.route(table, deadline).await?;
+            let TableProcess { incarnation, dml, .. } = self.route(table, deadline).await?;
             match self.unless_dropped(table, dml.begin_load(table, id, kind)).await? {
                 Ok(load) => {
                     return Ok(RemoteLoad::new(load, self.outcomes(table, incarnation), id));

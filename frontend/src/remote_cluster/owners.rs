@@ -1,0 +1,242 @@
+//! Small reads that the *owner* of a relation, the process that its job runs on, answers from its memory
+//! (docs/design.md §10).
+//!
+//! Log and bucket are always there, but a read of what is in no cache of this process waits for several dependent rounds
+//! of the object store. The owner has most of what is read in memory, and is one round of the network away. It is asked
+//! for few rows: by keys, in key ranges, or with a small limit. Whole scans stay with the follower: they move many bytes,
+//! which the store brings as fast, and would take memory and cores from the owner's jobs.
+//!
+//! No read fails because of the owner, and none waits long for it:
+//!
+//! - A read is sent only where there is a connection; one is made beside the reads.
+//! - What is not answered within [`ANSWER_WAIT`] is read from log and bucket, as is what the owner refuses.
+//! - A process that has failed to answer is not asked for [`SET_ASIDE`].
+//! - Rows are passed on when all are here, so a read that breaks off repeats none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arrow::array::{BinaryArray, RecordBatch};
+use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
+use bytes::Bytes;
+use millrace_common::collections::HashMap;
+use millrace_common::delta::new_batch;
+use millrace_common::{DeltaChunk, EnvHandle, VNODE_COUNT};
+use millrace_rpc::read::{
+    FoundRows, KeyRange, ReadAnswer, ReadRefusal, ReadRequest, ReadService, WantedRows,
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+use tracing::debug;
+
+use super::TableProcess;
+use crate::cluster::{KeyBounds, ScanRequest, snapshot};
+
+/// How long a read waits for the owner's answer: some rounds of the store, which the owner may have to ask as well.
+const ANSWER_WAIT: Duration = Duration::from_millis(250);
+/// How long a process is not asked after it has failed to answer a read in time, or at all.
+const SET_ASIDE: Duration = Duration::from_secs(5);
+/// Keys of a read that the owner is asked for, at most.
+const MOST_KEYS: usize = 256;
+/// Key ranges, at most: an index of which the first column is not fixed is read by one in each vnode.
+const MOST_RANGES: usize = VNODE_COUNT;
+/// Rows of a read that is bounded by their number alone, at most.
+const MOST_ROWS: usize = 1_000;
+/// Bytes of rows that the owner is asked for, at most: they are collected here.
+pub(super) const MOST_BYTES: u64 = 1 << 20;
+
+/// Why a read goes to log and bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// `read_from_owner` says so.
+    Off,
+    /// Many rows are wanted.
+    Scan,
+    /// The log says that the job runs nowhere.
+    NoOwner,
+    /// There is no connection yet.
+    NotConnected,
+    /// It has failed to answer of late.
+    SetAside,
+    /// It has not answered in time.
+    Late,
+    /// It has answered with an error, or what it has answered cannot be read.
+    Failed,
+    Refused(ReadRefusal),
+}
+
+/// As the metrics name them, in the order of [`Why::position`].
+const REASONS: [&str; 12] = [
+    "off",
+    "scan",
+    "no_owner",
+    "not_connected",
+    "set_aside",
+    "late",
+    "failed",
+    "not_open",
+    "not_yet",
+    "too_old",
+    "too_large",
+    "busy",
+];
+
+impl Why {
+    fn position(self) -> usize {
+        match self {
+            Why::Off => 0,
+            Why::Scan => 1,
+            Why::NoOwner => 2,
+            Why::NotConnected => 3,
+            Why::SetAside => 4,
+            Why::Late => 5,
+            Why::Failed => 6,
+            Why::Refused(ReadRefusal::NotOpen) => 7,
+            Why::Refused(ReadRefusal::NotYet) => 8,
+            Why::Refused(ReadRefusal::TooOld) => 9,
+            Why::Refused(ReadRefusal::TooLarge) => 10,
+            Why::Refused(ReadRefusal::Busy) => 11,
+        }
+    }
+}
+
+/// Reads of committed rows so far, by the way that they have taken.
+#[derive(Debug, Default)]
+pub struct ReadWays {
+    owner: AtomicU64,
+    follower: [AtomicU64; REASONS.len()],
+}
+
+impl ReadWays {
+    /// Those that the owner has answered.
+    pub fn by_owner(&self) -> u64 {
+        self.owner.load(Ordering::Relaxed)
+    }
+
+    /// Those that went to log and bucket, by reason.
+    pub fn by_follower(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REASONS.into_iter().zip(self.follower.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn note_owner(&self) {
+        self.owner.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn note_follower(&self, why: Why) {
+        if let Some(count) = self.follower.get(why.position()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How a process is to be asked.
+#[derive(Clone, Copy)]
+enum Standing {
+    Connecting,
+    Connected,
+    /// Not at all, since then.
+    SetAside(Instant),
+}
+
+/// What is known of the processes that jobs run on.
+pub(super) struct Owners {
+    pub(super) ways: Arc<ReadWays>,
+    env: EnvHandle,
+    /// By incarnation; those that are gone are few.
+    known: Mutex<HashMap<u64, Standing>>,
+}
+
+impl Owners {
+    pub(super) fn new(env: EnvHandle) -> Owners {
+        Owners { ways: Arc::default(), env, known: Mutex::default() }
+    }
+
+    /// What a process answers. An error: why log and bucket are to be read.
+    pub(super) async fn ask(
+        self: &Arc<Owners>,
+        process: &TableProcess,
+        request: ReadRequest,
+    ) -> Result<FoundRows, Why> {
+        self.check(process)?;
+        let why = match timeout(ANSWER_WAIT, process.reads.read(request)).await {
+            Ok(Ok(ReadAnswer::Rows(found))) => return Ok(found),
+            Ok(Ok(ReadAnswer::Refused(refusal))) => return Err(Why::Refused(refusal)),
+            Ok(Err(error)) => {
+                debug!(process = process.incarnation, %error, "a read was not answered");
+                Why::Failed
+            }
+            Err(_) => Why::Late,
+        };
+        let since = self.env.now();
+        self.known.lock().insert(process.incarnation, Standing::SetAside(since));
+        Err(why)
+    }
+
+    /// Whether a process may be asked now. One that there is no connection to is connected to beside the reads.
+    fn check(self: &Arc<Owners>, process: &TableProcess) -> Result<(), Why> {
+        let incarnation = process.incarnation;
+        let mut known = self.known.lock();
+        match known.get(&incarnation) {
+            Some(Standing::Connected) => return Ok(()),
+            Some(Standing::Connecting) => return Err(Why::NotConnected),
+            Some(Standing::SetAside(since)) if self.env.elapsed(*since) < SET_ASIDE => {
+                return Err(Why::SetAside);
+            }
+            Some(Standing::SetAside(_)) | None => {}
+        }
+        known.insert(incarnation, Standing::Connecting);
+        drop(known);
+        tokio::spawn(connect(Arc::clone(self), incarnation, Arc::clone(&process.reads)));
+        Err(Why::NotConnected)
+    }
+}
+
+async fn connect(owners: Arc<Owners>, incarnation: u64, reads: Arc<dyn ReadService>) {
+    let standing = match reads.connect().await {
+        Ok(()) => Standing::Connected,
+        Err(error) => {
+            debug!(process = incarnation, %error, "there is no connection for reads");
+            Standing::SetAside(owners.env.now())
+        }
+    };
+    owners.known.lock().insert(incarnation, standing);
+}
+
+/// What a scan wants, if that is little: all of it may turn out to be more.
+pub(super) fn small(request: &ScanRequest) -> Option<WantedRows> {
+    let range = |r: &KeyBounds| KeyRange {
+        from: Bytes::copy_from_slice(&r.from),
+        until: Bytes::copy_from_slice(&r.until),
+    };
+    match (&request.keys, &request.ranges) {
+        (Some(keys), _) => few_keys(keys),
+        (None, Some(ranges)) if ranges.len() <= MOST_RANGES => {
+            Some(WantedRows::Ranges(ranges.iter().map(range).collect()))
+        }
+        (None, None) if request.limit.is_some_and(|limit| limit <= MOST_ROWS) => {
+            Some(WantedRows::Any)
+        }
+        _ => None,
+    }
+}
+
+/// The rows at some keys, if these are few.
+pub(super) fn few_keys(keys: &BinaryArray) -> Option<WantedRows> {
+    let few = keys.value_offsets().len() <= MOST_KEYS + 1;
+    few.then(|| WantedRows::Keys(keys.iter().flatten().map(Bytes::copy_from_slice).collect()))
+}
+
+/// Rows as the owner has sent them, as often as their multiplicities say. An error where they are not of these columns.
+pub(super) fn batches(
+    schema: &SchemaRef,
+    found: Vec<DeltaChunk>,
+) -> Result<Vec<RecordBatch>, ArrowError> {
+    let batch = |chunk: DeltaChunk| {
+        let columns = chunk.batch.columns().to_vec();
+        let values = new_batch(schema, columns, chunk.num_rows())?;
+        snapshot::repeat(values, &chunk.weights_array())
+    };
+    found.into_iter().map(batch).collect()
+}
