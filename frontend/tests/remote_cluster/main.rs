@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test fails where it does not find what it made
 
 mod older_catalog;
+mod reads;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,12 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{DeltaChunk, EnvHandle, Generation, RelationId, SqlError};
+use millrace_common::{DeltaChunk, EnvHandle, RelationId, SqlError};
 use millrace_executor::{ExecOptions, Worker, WorkerOptions};
 use millrace_frontend::server::Shared;
 use millrace_frontend::{
-    Direct, Frontend, FrontendConfig, RemoteCluster, RemoteOptions, STACK_BYTES, TableProcess,
-    TableRoutes, console,
+    Direct, Frontend, FrontendConfig, ReadWays, RemoteCluster, RemoteOptions, STACK_BYTES,
+    TableProcess, TableRoutes, console,
 };
 use millrace_meta::{LogFollower, Meta, MetaOptions};
 use millrace_rpc::call_error::CallError;
@@ -26,7 +27,8 @@ use millrace_rpc::dml::{
 };
 use millrace_rpc::log::MoveParts;
 use millrace_rpc::loopback::Encoded;
-use millrace_rpc::remote::{CallLimits, Peer, RemoteDml, RemoteMeta};
+use millrace_rpc::read::ReadService;
+use millrace_rpc::remote::{CallLimits, Peer, RemoteDml, RemoteMeta, RemoteReads};
 use millrace_rpc::services::{
     CompactionTask, CompactorService, ComputeService, LivePart, MetaService,
 };
@@ -34,9 +36,8 @@ use millrace_rpc::version::{StatementId, VersionEdit};
 use millrace_storage::sim::{Faults, Profile, RequestKind, SimStore};
 use millrace_storage::state_store::StoreOptions;
 use millrace_storage::{StateStore, VersionFollower};
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
-use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 
 /// Nothing becomes large enough for it.
 struct NoCompactor;
@@ -52,12 +53,12 @@ impl CompactorService for NoCompactor {
     }
 }
 
-/// All tables are there.
-struct One(Arc<dyn DmlService>, u64);
+/// All jobs are there.
+struct One(TableProcess);
 
 impl TableRoutes for One {
     fn process_of(&self, _: RelationId) -> Result<TableProcess, SqlError> {
-        Ok(TableProcess { incarnation: self.1, dml: Arc::clone(&self.0) })
+        Ok(self.0.clone())
     }
 }
 
@@ -131,54 +132,71 @@ impl Server {
 
     /// Another frontend.
     async fn remote(&self, incarnation: u64) -> Sessions {
-        self.remote_on(Arc::clone(&self.bucket), incarnation).await
+        self.remote_on(&self.bucket, incarnation).await
     }
 
     /// One that has a way of its own to the bucket.
-    async fn remote_on(&self, bucket: Arc<dyn ObjectStore>, incarnation: u64) -> Sessions {
-        let meta = Encoded::meta(Arc::clone(&self.meta) as Arc<dyn MetaControl>);
+    async fn remote_on(&self, bucket: &Arc<dyn ObjectStore>, incarnation: u64) -> Sessions {
+        self.frontend_on(bucket, incarnation, self.leader(), self.process()).await.0
+    }
+
+    /// The leader, as others call it.
+    fn leader(&self) -> Arc<dyn MetaControl> {
+        Arc::new(Encoded::meta(Arc::clone(&self.meta) as Arc<dyn MetaControl>))
+    }
+
+    /// The process of the worker, as others call it.
+    fn process(&self) -> TableProcess {
         let dml = Encoded::dml(Arc::clone(&self.worker) as Arc<dyn DmlService>);
-        self.frontend_on(bucket, incarnation, Arc::new(meta), Arc::new(dml)).await
+        let reads = Encoded::reads(Arc::clone(&self.worker) as Arc<dyn ReadService>);
+        let incarnation = self.meta.incarnation();
+        TableProcess { incarnation, dml: Arc::new(dml), reads: Arc::new(reads) }
     }
 
     /// One for which leader and worker are not there.
     async fn cut_off(&self, incarnation: u64) -> Sessions {
         // Nobody listens at that port.
         let peer = Peer::new("127.0.0.1:1", Arc::default(), CallLimits::default()).unwrap();
-        let (meta, dml) = (RemoteMeta::new(peer.clone()), RemoteDml::new(peer));
-        self.frontend(incarnation, Arc::new(meta), Arc::new(dml)).await
+        let process = TableProcess {
+            incarnation: self.meta.incarnation(),
+            dml: Arc::new(RemoteDml::new(peer.clone())),
+            reads: Arc::new(RemoteReads::new(peer.clone())),
+        };
+        self.frontend(incarnation, Arc::new(RemoteMeta::new(peer)), process).await
     }
 
     async fn frontend(
         &self,
         incarnation: u64,
         meta: Arc<dyn MetaControl>,
-        dml: Arc<dyn DmlService>,
+        process: TableProcess,
     ) -> Sessions {
-        self.frontend_on(Arc::clone(&self.bucket), incarnation, meta, dml).await
+        self.frontend_on(&self.bucket, incarnation, meta, process).await.0
     }
 
+    /// One that reads the log and the rows of this bucket, and what counts its reads.
     async fn frontend_on(
         &self,
-        bucket: Arc<dyn ObjectStore>,
+        bucket: &Arc<dyn ObjectStore>,
         incarnation: u64,
         meta: Arc<dyn MetaControl>,
-        dml: Arc<dyn DmlService>,
-    ) -> Sessions {
+        process: TableProcess,
+    ) -> (Sessions, Arc<ReadWays>) {
         let env = EnvHandle::default();
-        let log = LogFollower::open(Arc::clone(&bucket), env.clone()).await.unwrap();
-        let options = StoreOptions::new(bucket, incarnation);
+        let log = LogFollower::open(Arc::clone(bucket), env.clone()).await.unwrap();
+        let options = StoreOptions::new(Arc::clone(bucket), incarnation);
         let store = StateStore::open(options).await.unwrap();
         let cluster = RemoteCluster::new(RemoteOptions {
             log: Arc::new(log),
             versions: Arc::new(VersionFollower::new(&store)),
             meta,
-            routes: Arc::new(One(dml, self.meta.incarnation())),
+            routes: Arc::new(One(process)),
             env,
             settings: BTreeMap::new(),
             lease: None,
         });
-        Sessions::new(Arc::new(cluster), incarnation)
+        let ways = cluster.read_ways();
+        (Sessions::new(Arc::new(cluster), incarnation), ways)
     }
 }
 
@@ -371,35 +389,6 @@ fn writers_that_read_what_others_write_lose_nothing() {
     });
 }
 
-#[test]
-fn a_read_of_a_version_that_is_gone_goes_on_with_the_next() {
-    run(async {
-        let server = Server::start().await;
-        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
-        let rows = "SELECT i, i FROM generate_series(1, 3000) AS g(i)";
-        server.direct.rows(&format!("INSERT INTO t {rows}")).await;
-        // It has followed the log up to here.
-        let alone = server.cut_off(2_000).await;
-        let catalog = server.direct.shared().cluster.catalog();
-        let id = RelationId(catalog.get("public", "t").unwrap().id);
-        let before = server.meta.version(id).unwrap();
-        assert!(!before.tail.is_empty());
-        let edit = server.worker.store().job(id).unwrap().flush().await.unwrap();
-        let generation = Generation(before.generation);
-        let meta = server.meta.as_ref() as &dyn MetaService;
-        assert!(meta.commit_edit(id, generation, edit).await.unwrap());
-        assert!(server.meta.version(id).unwrap().tail.is_empty());
-        for slice in &before.tail {
-            server.bucket.delete(&Path::from(slice.object.as_str())).await.unwrap();
-        }
-        let any = "SET read_freshness = 'any'; ";
-        assert_eq!(
-            alone.text(&format!("{any}SELECT count(*), sum(v) FROM t")).await,
-            "3000|4501500"
-        );
-    });
-}
-
 /// A worker whose answers to statements are lost, and some of the statements too.
 struct Lossy {
     worker: Arc<Worker>,
@@ -458,9 +447,9 @@ fn the_log_tells_what_became_of_a_statement_without_an_answer() {
         server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
         let worker = Arc::clone(&server.worker);
         let lossy = Arc::new(Lossy { worker, arrives: AtomicBool::new(true) });
-        let meta = Arc::clone(&server.meta) as Arc<dyn MetaControl>;
         let dml = Arc::clone(&lossy) as Arc<dyn DmlService>;
-        let remote = server.frontend(2_000, Arc::new(Encoded::meta(meta)), dml).await;
+        let process = TableProcess { dml, ..server.process() };
+        let remote = server.frontend(2_000, server.leader(), process).await;
         remote.rows("INSERT INTO t VALUES (1), (2)").await;
         assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
         lossy.arrives.store(false, Ordering::Relaxed);

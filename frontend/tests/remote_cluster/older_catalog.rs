@@ -206,8 +206,10 @@ fn nothing_is_subscribed_to_that_cannot_be_looked_up() {
         let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let server = Server::on(Arc::clone(&bucket)).await;
         let sim = SimStore::new(bucket, Profile::INSTANT, 1);
-        let (one, other) =
-            (server.remote(2_000).await, server.remote_on(Arc::new(sim.clone()), 3_000).await);
+        let (one, other) = (
+            server.remote(2_000).await,
+            server.remote_on(&(Arc::new(sim.clone()) as Arc<dyn ObjectStore>), 3_000).await,
+        );
         one.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
         one.rows("INSERT INTO t VALUES (1)").await;
         one.rows("CREATE VIEW v AS SELECT id AS n FROM t").await;
