@@ -84,6 +84,7 @@ struct Shared {
 
 impl Reader {
     pub(super) async fn scan(&self, request: ScanRequest) -> Result<BatchStream, SqlError> {
+        self.check_lease().await?;
         if let Some(rows) = self.scan_at_owner(&request).await {
             return Ok(rows);
         }
@@ -122,6 +123,7 @@ impl Reader {
         &self,
         keys: BinaryArray,
     ) -> Result<(UInt32Array, RecordBatch), SqlError> {
+        self.check_lease().await?;
         if let Some(found) = self.get_at_owner(&keys).await {
             return Ok(found);
         }
@@ -237,13 +239,19 @@ impl Reader {
         rows.ok()
     }
 
-    /// The newest version of the job that is known here. A process that may have been fenced asks the log first: what it
-    /// reads is not kept for it any more.
-    async fn job(&self, deadline: &mut Option<Instant>) -> Result<Arc<FollowedJob>, SqlError> {
-        let Shared { log, versions, lease, relation, patience, .. } = self.0.as_ref();
+    /// A process that may have been fenced asks the log first: what it reads is not kept for it any more, and it is to end.
+    async fn check_lease(&self) -> Result<(), SqlError> {
+        let Shared { lease, patience, .. } = self.0.as_ref();
         if let Some(lease) = lease {
             lease.check(*patience).await?;
         }
+        Ok(())
+    }
+
+    /// The newest version of the job that is known here.
+    async fn job(&self, deadline: &mut Option<Instant>) -> Result<Arc<FollowedJob>, SqlError> {
+        let Shared { log, versions, relation, .. } = self.0.as_ref();
+        self.check_lease().await?;
         let id = RelationId(relation.id);
         let rows = rows_table(relation).map_err(ExecError::into_sql)?;
         loop {
