@@ -31,7 +31,6 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::TableProcess;
 use crate::cluster::{KeyBounds, ScanRequest, snapshot};
 
 /// How long a read waits for the owner's answer: some rounds of the store, which the owner may have to ask as well.
@@ -153,30 +152,34 @@ impl Owners {
         Owners { ways: Arc::default(), env, known: Mutex::default() }
     }
 
-    /// What a process answers. An error: why log and bucket are to be read.
+    /// What the process of this incarnation answers. An error: why log and bucket are to be read.
     pub(super) async fn ask(
         self: &Arc<Owners>,
-        process: &TableProcess,
+        incarnation: u64,
+        reads: &Arc<dyn ReadService>,
         request: ReadRequest,
     ) -> Result<FoundRows, Why> {
-        self.check(process)?;
-        let why = match timeout(ANSWER_WAIT, process.reads.read(request)).await {
+        self.check(incarnation, reads)?;
+        let why = match timeout(ANSWER_WAIT, reads.read(request)).await {
             Ok(Ok(ReadAnswer::Rows(found))) => return Ok(found),
             Ok(Ok(ReadAnswer::Refused(refusal))) => return Err(Why::Refused(refusal)),
             Ok(Err(error)) => {
-                debug!(process = process.incarnation, %error, "a read was not answered");
+                debug!(process = incarnation, %error, "a read was not answered");
                 Why::Failed
             }
             Err(_) => Why::Late,
         };
         let since = self.env.now();
-        self.known.lock().insert(process.incarnation, Standing::SetAside(since));
+        self.known.lock().insert(incarnation, Standing::SetAside(since));
         Err(why)
     }
 
     /// Whether a process may be asked now. One that there is no connection to is connected to beside the reads.
-    fn check(self: &Arc<Owners>, process: &TableProcess) -> Result<(), Why> {
-        let incarnation = process.incarnation;
+    fn check(
+        self: &Arc<Owners>,
+        incarnation: u64,
+        reads: &Arc<dyn ReadService>,
+    ) -> Result<(), Why> {
         let mut known = self.known.lock();
         match known.get(&incarnation) {
             Some(Standing::Connected) => return Ok(()),
@@ -188,7 +191,7 @@ impl Owners {
         }
         known.insert(incarnation, Standing::Connecting);
         drop(known);
-        tokio::spawn(connect(Arc::clone(self), incarnation, Arc::clone(&process.reads)));
+        tokio::spawn(connect(Arc::clone(self), incarnation, Arc::clone(reads)));
         Err(Why::NotConnected)
     }
 }
@@ -239,4 +242,136 @@ pub(super) fn batches(
         snapshot::repeat(values, &chunk.weights_array())
     };
     found.into_iter().map(batch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use millrace_common::{Epoch, Generation, RelationId, TableId};
+    use millrace_rpc::call_error::CallError;
+
+    use super::*;
+
+    /// Answers reads with nothing while it is well, and counts what it is asked.
+    #[derive(Default)]
+    struct Process {
+        is_ill: Mutex<bool>,
+        reads: AtomicU64,
+        connections: AtomicU64,
+    }
+
+    #[async_trait]
+    impl ReadService for Process {
+        async fn read(&self, _: ReadRequest) -> Result<ReadAnswer, CallError> {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            if *self.is_ill.lock() {
+                std::future::pending::<()>().await;
+            }
+            Ok(ReadAnswer::Rows(FoundRows::default()))
+        }
+
+        async fn connect(&self) -> Result<(), CallError> {
+            self.connections.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    struct Bench {
+        owners: Arc<Owners>,
+        process: Arc<Process>,
+    }
+
+    impl Bench {
+        fn new() -> Bench {
+            let owners = Arc::new(Owners::new(EnvHandle::default()));
+            Bench { owners, process: Arc::default() }
+        }
+
+        async fn read(&self) -> Result<(), Why> {
+            let request = ReadRequest {
+                job: RelationId(1),
+                generation: Generation(1),
+                commits: 0,
+                epoch: Epoch(1),
+                table: TableId(1),
+                columns: Vec::new(),
+                rows: WantedRows::Any,
+                limit: None,
+                max_bytes: MOST_BYTES,
+            };
+            let reads = Arc::clone(&self.process) as Arc<dyn ReadService>;
+            self.owners.ask(7, &reads, request).await.map(drop)
+        }
+
+        /// How often the process was asked to connect, and to read.
+        fn asked(&self) -> (u64, u64) {
+            let Process { reads, connections, .. } = self.process.as_ref();
+            (connections.load(Ordering::Relaxed), reads.load(Ordering::Relaxed))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_is_asked_where_there_is_a_connection_and_not_soon_after_a_failure() {
+        let bench = Bench::new();
+        assert_eq!(bench.read().await, Err(Why::NotConnected));
+        // The connection is made by a task, which runs while this one waits.
+        tokio::task::yield_now().await;
+        assert_eq!((bench.read().await, bench.asked()), (Ok(()), (1, 1)));
+        *bench.process.is_ill.lock() = true;
+        let began = Instant::now();
+        assert_eq!(bench.read().await, Err(Why::Late));
+        assert!(began.elapsed() < ANSWER_WAIT * 2, "{:?}", began.elapsed());
+        *bench.process.is_ill.lock() = false;
+        assert_eq!((bench.read().await, bench.asked()), (Err(Why::SetAside), (1, 2)));
+        tokio::time::advance(SET_ASIDE).await;
+        assert_eq!(bench.read().await, Err(Why::NotConnected), "it may be gone");
+        tokio::task::yield_now().await;
+        assert_eq!((bench.read().await, bench.asked()), (Ok(()), (2, 3)));
+    }
+
+    #[test]
+    fn only_few_rows_are_asked_for() {
+        let limit = |limit| ScanRequest { limit: Some(limit), ..ScanRequest::default() };
+        assert_eq!(small(&ScanRequest::default()), None);
+        assert_eq!(small(&limit(MOST_ROWS)), Some(WantedRows::Any));
+        assert_eq!(small(&limit(MOST_ROWS + 1)), None);
+        let keys = |count: usize| ScanRequest {
+            keys: Some(BinaryArray::from_iter_values((0..count).map(|key| key.to_be_bytes()))),
+            ..ScanRequest::default()
+        };
+        assert!(small(&keys(MOST_KEYS)).is_some() && small(&keys(MOST_KEYS + 1)).is_none());
+        assert_eq!(small(&keys(0)), Some(WantedRows::Keys(Vec::new())));
+        let range = || KeyBounds { from: vec![1], until: vec![2] };
+        let ranges = |count: usize| ScanRequest {
+            ranges: Some((0..count).map(|_| range()).collect()),
+            ..ScanRequest::default()
+        };
+        assert!(small(&ranges(MOST_RANGES)).is_some() && small(&ranges(MOST_RANGES + 1)).is_none());
+    }
+
+    #[test]
+    fn each_reason_has_a_name_of_its_own() {
+        let refusals = [
+            ReadRefusal::NotOpen,
+            ReadRefusal::NotYet,
+            ReadRefusal::TooOld,
+            ReadRefusal::TooLarge,
+            ReadRefusal::Busy,
+        ];
+        let others = [
+            Why::Off,
+            Why::Scan,
+            Why::NoOwner,
+            Why::NotConnected,
+            Why::SetAside,
+            Why::Late,
+            Why::Failed,
+        ];
+        let ways = ReadWays::default();
+        for why in others.into_iter().chain(refusals.map(Why::Refused)) {
+            ways.note_follower(why);
+        }
+        let counts: Vec<_> = ways.by_follower().collect();
+        assert!(counts.iter().all(|(_, count)| *count == 1), "{counts:?}");
+    }
 }

@@ -226,7 +226,7 @@ impl Reader {
             limit,
             max_bytes: owners::MOST_BYTES,
         };
-        owners.ask(&process, request).await
+        owners.ask(process.incarnation, &process.reads, request).await
     }
 
     /// Counts a read by its way.
