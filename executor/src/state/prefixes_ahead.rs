@@ -402,8 +402,8 @@ impl PrefixesAhead {
     }
 
     /// ... and the read that was asked for them then is answered.
-    pub fn note_read(&mut self, asked: Instant) {
-        self.notes.note_read(self.env.clock.elapsed(asked));
+    pub fn note_wait(&mut self, asked: Instant) {
+        self.notes.note_wait(self.env.clock.elapsed(asked));
     }
 
     /// An epoch ends, all rows of which have asked for what they need. What its rows, and its reads, were.

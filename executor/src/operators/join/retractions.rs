@@ -170,7 +170,7 @@ impl Retractions {
 
     fn take_in(&mut self, answers: Vec<((BinaryArray, Instant), Found)>) {
         for ((prefixes, asked), found) in answers {
-            self.ahead.note_read(asked);
+            self.ahead.note_wait(asked);
             self.arrived(&prefixes, found);
         }
     }

@@ -110,6 +110,19 @@ fn each_part_is_there_before_the_next_one_is() {
     assert_eq!(case.held(), 0, "nothing is kept any more");
 }
 
+/// How long reads take and how long rows wait is told apart: hints are judged by the latter.
+#[test]
+fn only_what_rows_have_waited_for_is_a_wait() {
+    let mut case = Case::new(&[1], 10);
+    case.hint([prefix(1)]);
+    case.answer();
+    let (notes, _) = case.ahead.pass(Epoch(2));
+    assert!(notes.slowest.is_some() && notes.waited.is_none(), "{notes:?}");
+    case.ahead.note_wait(case.env.clock.now());
+    let (notes, _) = case.ahead.pass(Epoch(3));
+    assert!(notes.waited.is_some() && notes.slowest == notes.waited, "{notes:?}");
+}
+
 #[test]
 fn what_does_not_fit_any_more_is_not_read() {
     let mut case = Case::new(&[1, 2, 3, 4], 4_000);

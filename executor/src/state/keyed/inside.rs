@@ -2,20 +2,21 @@
 //! Its keys are announced and read ahead as others are. Whether hints are wanted is decided for the operator as a whole.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use millrace_common::Epoch;
 
 use super::{Entries, KeyedState};
 use crate::lookahead::operator::EpochReads;
 use crate::lookahead::presence::Presence;
+use crate::lookahead::slack::EpochNotes;
 use crate::state::Slot;
 use crate::state::limits::Limits;
 
 /// What such state has seen of an epoch.
 pub struct SeenInside {
     reads: EpochReads,
-    slowest: Option<Duration>,
+    /// How long its reads took. When its rows began is the operator's to tell.
+    notes: EpochNotes,
 }
 
 impl<E: Entries> KeyedState<E> {
@@ -35,17 +36,13 @@ impl<E: Entries> KeyedState<E> {
     pub fn pass_inside(&mut self, epoch: Epoch) -> SeenInside {
         self.pass_marks(epoch);
         let reads = std::mem::take(&mut self.epoch_reads);
-        SeenInside { reads, slowest: std::mem::take(&mut self.notes).slowest }
+        let EpochNotes { slowest, waited, .. } = std::mem::take(&mut self.notes);
+        SeenInside { reads, notes: EpochNotes { slowest, waited, ..EpochNotes::default() } }
     }
 
     /// What state inside of the operator has seen of the epoch that ends.
     pub fn note_inside(&mut self, seen: &SeenInside) {
-        let EpochReads { missed, used, late, unused } = seen.reads;
-        self.epoch_reads.missed += missed;
-        self.epoch_reads.used += used;
-        self.epoch_reads.late += late;
-        self.epoch_reads.unused += unused;
-        self.notes.slowest = self.notes.slowest.max(seen.slowest);
+        self.note_others(&seen.notes, seen.reads);
     }
 
     /// Walkers see there what is in memory, as they do of the operator's keyed state; `None`: they do not look.
