@@ -18,10 +18,12 @@ type SideId = (NodeId, Subject);
 pub struct Sides(Vec<(SideId, Arc<Side>)>);
 
 impl Sides {
-    /// For lookaheads and the places of each. `is_own`: a lookahead is of the rows that its leaf reads.
+    /// For lookaheads and the places of each. `is_own`: a lookahead is of the rows that its leaf reads; `is_free`: its
+    /// place is not told, so that one that hides nothing may be left out.
     pub fn new(
         lookaheads: &[(Lookahead, Vec<Place>)],
         is_own: impl Fn(&Lookahead) -> bool,
+        is_free: impl Fn(&Lookahead) -> bool,
     ) -> Sides {
         // With the rows that each is of.
         let mut all: Vec<(SideId, usize, Vec<Spot>)> = Vec::new();
@@ -36,15 +38,16 @@ impl Sides {
                 None => all.push((id_of(l), noted_port(l), found.collect())),
             }
         }
-        let is_chained = |id: SideId| {
-            let mut own = lookaheads.iter().filter(|(l, _)| id_of(l) == id && l.inside.is_none());
-            own.all(|(l, _)| l.chained.is_some())
+        let is_step = |id: SideId| {
+            let ahead = |(l, _): &&(Lookahead, Vec<Place>)| id_of(l) == id && l.inside.is_none();
+            let mut own = lookaheads.iter().filter(ahead).peekable();
+            own.peek().is_some() && own.all(|(l, _)| l.chained.is_some() && is_free(l))
         };
         let side = |(id, input, mut spots): (SideId, usize, Vec<Spot>)| {
             // What a relation is made of is seen before it, and rows inside the job last.
             spots.sort_by_key(|spot| (spot.is_own, spot.place == Place::Input));
             let side = Side::new(input, spots).about(id.1);
-            (id, Arc::new(if is_chained(id) { side.chained() } else { side }))
+            (id, Arc::new(if is_step(id) { side.chained() } else { side }))
         };
         Sides(all.into_iter().map(side).collect())
     }

@@ -415,8 +415,10 @@ impl Side {
         let began = notes.began.get(self.port).copied().flatten();
         let spots = times.of_spots.iter_mut();
         let seen: Vec<_> = spots.map(|spot| (spot.last_of(after, epoch), spot)).collect();
+        // Of a step that is left out only places inside the job see rows, which says nothing against the others.
+        let is_left_out = self.is_left_out() && self.looks_ahead_of_job();
         // Where no place has seen its rows, nobody was looking, or they are not of this side.
-        let is_seen = seen.iter().any(|(last, _)| last.is_some());
+        let is_seen = !is_left_out && seen.iter().any(|(last, _)| last.is_some());
         if let Some(began) = began.filter(|_| is_seen) {
             for (last, spot) in seen {
                 spot.pass(began, last, notes.slowest_micros());
@@ -482,7 +484,9 @@ impl Side {
             SpotSlack { spot: *spot, epochs: slacks.len(), quantiles }
         };
         let spots = self.spots.iter().zip(&times.of_spots).map(slack).collect();
-        let standing = times.trial.as_ref().map(Trial::standing).unwrap_or_default();
+        // Rows inside the job are announced whatever becomes of chained keys.
+        let trial = times.trial.as_ref().filter(|_| self.looks_ahead_of_job());
+        let standing = trial.map(Trial::standing).unwrap_or_default();
         let (port, subject, active) = (self.port, self.subject, self.in_use());
         SideSlack { port, subject, active, spots, standing }
     }

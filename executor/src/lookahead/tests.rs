@@ -10,14 +10,16 @@ use datafusion::scalar::ScalarValue;
 use millrace_common::collections::{HashMap, HashSet};
 use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId};
 use millrace_functions::expr::ExprRef;
-use millrace_graph::lookahead::{Lookahead, Place};
+use millrace_graph::lookahead::{Chained, Inside, Lookahead, Place};
 use millrace_graph::{Filter, Node, Operator as Op, Project};
 use tokio::sync::Notify;
 
+use super::choice::MIN_EPOCHS;
 use super::edge::{HintReceiver, hint_edge};
 use super::operator::{Activation, EpochReads, OperatorLookahead};
 use super::presence::of_input;
 use super::route::{Route, TaskEnd};
+use super::sides::Sides;
 use super::slack::{EpochNotes, OperatorEpochs, Side, Spot};
 use super::uncommitted::Uncommitted;
 use super::walker::Walker;
@@ -413,4 +415,34 @@ async fn keys_in_memory_and_idle_relations_send_nothing() {
     assert_eq!(uncommitted.following(), 1);
     assert!(ends.told()[0].is_empty(), "nothing happens while no rows come");
     walker.abort();
+}
+
+/// An input is a step of a chain if its keys are known in no other way than from it, but for rows inside the job.
+#[test]
+fn steps_of_chains_are_left_out_unless_their_place_is_told() {
+    let plain = by_key();
+    let chained = Lookahead { chained: Some(Chained { after: 0, met: vec![] }), ..by_key() };
+    let inside = Some(Inside { from: (0, 0), input_of: (1, 2) });
+    let inside = Lookahead { inside, places: vec![Place::Input], ..by_key() };
+    let cases = [
+        (vec![&plain], true, false),
+        (vec![&chained], true, true),
+        (vec![&chained], false, false),
+        (vec![&chained, &plain], true, false),
+        (vec![&chained, &inside], true, true),
+        (vec![&inside], true, false),
+    ];
+    for (number, (lookaheads, is_free, is_left_out)) in cases.into_iter().enumerate() {
+        let with_places: Vec<(Lookahead, Vec<Place>)> =
+            lookaheads.iter().map(|l| (Lookahead::clone(l), vec![l.places[0]])).collect();
+        let side = Sides::new(&with_places, |_| true, |_| is_free).of(lookaheads[0]).unwrap();
+        let epochs = OperatorEpochs::default();
+        epochs.join();
+        let began = [None, Some(EnvHandle::default().now()), None];
+        let late = EpochNotes { began, used: 1, late: 1, missed: 1, ..EpochNotes::default() };
+        for epoch in 2..2 + MIN_EPOCHS as u64 {
+            epochs.pass(epoch, &late, &[Arc::clone(&side)]);
+        }
+        assert_eq!(side.is_left_out(), is_left_out, "case {number}");
+    }
 }

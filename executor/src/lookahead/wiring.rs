@@ -103,7 +103,8 @@ impl Wiring {
             }
         }
         let own = |l: &Lookahead| subscription(graph, l.leaf).map(|s| s.0) == l.relation;
-        let sides = Sides::new(&lookaheads, own);
+        let is_free = |l: &Lookahead| mode_of(l) == LookaheadMode::Auto;
+        let sides = Sides::new(&lookaheads, own, is_free);
         let of_leaves = lookaheads.iter().filter(|(l, _)| l.inside.is_none());
         let ahead = of_leaves.map(|(l, _)| (l.leaf, Arc::default())).collect();
         let edge = || hint_edge(options.hint_credits, governor);

@@ -169,6 +169,38 @@ fn a_step_of_a_chain_that_hides_nothing_is_left_out_for_a_while() {
     assert_eq!(standing(), (Standing::Announced, false), "it gets another chance");
 }
 
+/// Rows inside the job are seen all the time. Of those before it nothing is noted while the step is left out.
+#[test]
+fn a_step_that_is_left_out_keeps_its_place() {
+    const INSIDE: Spot = Spot { is_own: true, place: Place::Input };
+    let epochs = OperatorEpochs::default();
+    epochs.join();
+    let sides = vec![Arc::new(Side::new(0, vec![ENTRY, INSIDE]).chained())];
+    let mut epoch = 1;
+    let mut pass = |used: u64| {
+        epoch += 1;
+        let now = Instant::now();
+        // Both come after their rows.
+        let seen = [(ENTRY, used > 0), (INSIDE, true)];
+        for (spot, _) in seen.into_iter().filter(|(_, is_seen)| *is_seen) {
+            sides[0].note(spot, &Due::at(epoch), now + 5 * MS);
+        }
+        let waited = Some(100 * MS);
+        let (late, missed) = (used, 9);
+        let notes = EpochNotes { used, late, missed, waited, slowest: waited, ..began(now) };
+        epochs.pass(epoch, &notes, &sides);
+    };
+    (0..MIN_EPOCHS).for_each(|_| pass(8));
+    assert_eq!(sides[0].read().standing, Standing::Compared);
+    let compared = LEFT_OVER as usize + COMPARED;
+    (0..compared + 2 * MIN_EPOCHS).for_each(|_| pass(0));
+    assert_eq!(sides[0].read().standing, Standing::TooLate);
+    assert_eq!(sides[0].active(), Some(ENTRY));
+    // Where too much is read in vain for another input, all inputs take other places.
+    assert!(sides[0].leave());
+    assert_eq!((sides[0].active(), sides[0].read().standing), (Some(INSIDE), Standing::Announced));
+}
+
 #[test]
 fn only_steps_of_chains_are_left_out() {
     let (epochs, sides) = sides();

@@ -113,8 +113,8 @@ fn each_part_is_there_before_the_next_one_is() {
 /// How long reads take and how long rows wait is told apart: hints are judged by the latter.
 #[test]
 fn only_what_rows_have_waited_for_is_a_wait() {
-    let mut case = Case::new(&[1], 10);
-    case.hint([prefix(1)]);
+    let mut case = Case::new(&[1, 2], 10);
+    case.hint([1, 2].map(prefix));
     case.answer();
     let (notes, _) = case.ahead.pass(Epoch(2));
     assert!(notes.slowest.is_some() && notes.waited.is_none(), "{notes:?}");
