@@ -229,6 +229,7 @@ fn lookahead(o: &OperatorStats) -> Option<Value> {
     }
     Some(json!({
         "place": places.join(", "), "places": m.candidates().join(", "), "active": l.active > 0,
+        "not_announced": m.not_announced().join(", "),
         "hinted": l.hinted, "resident": l.resident, "in_time": l.in_time, "late": l.late,
         "absent": l.absent, "unused": l.unused, "dropped": l.dropped, "demand": l.missed,
         "slack_us": m.slack(), "read_us": m.reads.slowest,

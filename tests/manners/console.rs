@@ -183,6 +183,8 @@ fn shows_lookahead(view: &Value) {
     for measured in ["requests_ahead", "requests_demand", "epochs"] {
         assert!(shown[measured].is_u64(), "{measured} of {shown}");
     }
+    // What no other join comes before is always announced.
+    assert_eq!(shown["not_announced"], "");
     assert!(shown["active"].is_boolean() && shown.get("slack_us").is_some(), "{shown}");
 }
 
