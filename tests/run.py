@@ -16,6 +16,7 @@ itself.
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -123,11 +124,18 @@ class Run:
         try:
             for thread in threads:
                 thread.join()
-        except KeyboardInterrupt:
-            for process in list(self.processes):
-                process.terminate()
+        except BaseException:
+            self.stop()
             raise
         return self.ended
+
+    def stop(self):
+        """Begins no other binary, and ends those that run: `timeout` passes the signal on to their child processes."""
+        with self.lock:
+            self.measured.clear()
+            self.others.clear()
+        for process in list(self.processes):
+            process.terminate()
 
     def work(self, first):
         """Runs what is in a queue, then what is left of the others."""
@@ -194,6 +202,8 @@ def main():
     with open(messages, encoding="utf-8") as lines:
         found = binaries(lines)
     at_a_time = max(1, int(os.environ.get("MILLRACE_TEST_BINARIES") or 2))
+    # As if it had been interrupted: what runs ends, too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     ended = Run(runner, found, at_a_time).all()
     sys.exit(0 if report(found, ended) else 1)
 
