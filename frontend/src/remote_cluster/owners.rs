@@ -10,7 +10,8 @@
 //!
 //! - A read is sent only where there is a connection; one is made beside the reads.
 //! - What is not answered within [`ANSWER_WAIT`] is read from log and bucket, as is what the owner refuses.
-//! - A process that has failed to answer is not asked for [`SET_ASIDE`].
+//! - A process that has failed to answer is not asked for [`SET_ASIDE`]. One that has answered other reads meanwhile is: it
+//!   is there, and has to ask the store for some rows.
 //! - Rows are passed on when all are here, so a read that breaks off repeats none.
 
 use std::sync::Arc;
@@ -134,7 +135,10 @@ impl ReadWays {
 #[derive(Clone, Copy)]
 enum Standing {
     Connecting,
-    Connected,
+    /// `answered`: when it last did, or when the connection was made.
+    Connected {
+        answered: Instant,
+    },
     /// Not at all, since then.
     SetAside(Instant),
 }
@@ -160,18 +164,38 @@ impl Owners {
         request: ReadRequest,
     ) -> Result<FoundRows, Why> {
         self.check(incarnation, reads)?;
+        let began = self.env.now();
         let why = match timeout(ANSWER_WAIT, reads.read(request)).await {
-            Ok(Ok(ReadAnswer::Rows(found))) => return Ok(found),
-            Ok(Ok(ReadAnswer::Refused(refusal))) => return Err(Why::Refused(refusal)),
+            Ok(Ok(answer)) => {
+                self.note_answer(incarnation);
+                return match answer {
+                    ReadAnswer::Rows(found) => Ok(found),
+                    ReadAnswer::Refused(refusal) => Err(Why::Refused(refusal)),
+                };
+            }
             Ok(Err(error)) => {
                 debug!(process = incarnation, %error, "a read was not answered");
                 Why::Failed
             }
+            Err(_) if self.has_answered_since(incarnation, began) => return Err(Why::Late),
             Err(_) => Why::Late,
         };
         let since = self.env.now();
         self.known.lock().insert(incarnation, Standing::SetAside(since));
         Err(why)
+    }
+
+    fn note_answer(&self, incarnation: u64) {
+        let now = self.env.now();
+        if let Some(Standing::Connected { answered }) = self.known.lock().get_mut(&incarnation) {
+            *answered = now;
+        }
+    }
+
+    /// Whether a process has answered a read later than then.
+    fn has_answered_since(&self, incarnation: u64, then: Instant) -> bool {
+        let standing = self.known.lock().get(&incarnation).copied();
+        matches!(standing, Some(Standing::Connected { answered }) if answered > then)
     }
 
     /// Whether a process may be asked now. One that there is no connection to is connected to beside the reads.
@@ -182,7 +206,7 @@ impl Owners {
     ) -> Result<(), Why> {
         let mut known = self.known.lock();
         match known.get(&incarnation) {
-            Some(Standing::Connected) => return Ok(()),
+            Some(Standing::Connected { .. }) => return Ok(()),
             Some(Standing::Connecting) => return Err(Why::NotConnected),
             Some(Standing::SetAside(since)) if self.env.elapsed(*since) < SET_ASIDE => {
                 return Err(Why::SetAside);
@@ -198,7 +222,7 @@ impl Owners {
 
 async fn connect(owners: Arc<Owners>, incarnation: u64, reads: Arc<dyn ReadService>) {
     let standing = match reads.connect().await {
-        Ok(()) => Standing::Connected,
+        Ok(()) => Standing::Connected { answered: owners.env.now() },
         Err(error) => {
             debug!(process = incarnation, %error, "there is no connection for reads");
             Standing::SetAside(owners.env.now())
@@ -327,6 +351,21 @@ mod tests {
         assert_eq!(bench.read().await, Err(Why::NotConnected), "it may be gone");
         tokio::task::yield_now().await;
         assert_eq!((bench.read().await, bench.asked()), (Ok(()), (2, 3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_is_late_is_asked_again_if_it_has_answered_others_meanwhile() {
+        let bench = Bench::new();
+        assert_eq!(bench.read().await, Err(Why::NotConnected));
+        tokio::task::yield_now().await;
+        *bench.process.is_ill.lock() = true;
+        let (slow, quick) = tokio::join!(bench.read(), async {
+            tokio::time::advance(ANSWER_WAIT / 2).await;
+            *bench.process.is_ill.lock() = false;
+            bench.read().await
+        });
+        assert_eq!((slow, quick), (Err(Why::Late), Ok(())));
+        assert_eq!((bench.read().await, bench.asked()), (Ok(()), (1, 3)));
     }
 
     #[test]

@@ -181,9 +181,12 @@ impl Reader {
             let found = self.ask_owner(&columns, owners::few_keys(keys), None).await?;
             let batches = owners::batches(&schema, found.chunks).map_err(|_| Why::Failed)?;
             let rows = concat_batches(&schema, &batches).map_err(|_| Why::Failed)?;
-            let positions = UInt32Array::from(found.positions);
-            let fit = positions.values().len() == rows.num_rows();
-            fit.then_some((positions, rows)).ok_or(Why::Failed)
+            let positions = found.positions;
+            let asked = keys.value_offsets().len().saturating_sub(1);
+            let fit = positions.len() == rows.num_rows()
+                && positions.is_sorted()
+                && positions.last().is_none_or(|last| (*last as usize) < asked);
+            fit.then(|| (UInt32Array::from(positions), rows)).ok_or(Why::Failed)
         };
         self.counted(rows.await)
     }
