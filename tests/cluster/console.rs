@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const OWN: &str = "Content-Type: application/json\r\nX-Millrace-Console: 1\r\n";
 
 /// One request, as a client that calls the server by this name; status and body.
-async fn request(
+pub async fn request(
     address: &str,
     host: &str,
     what: &str,

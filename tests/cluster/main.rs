@@ -17,6 +17,7 @@ mod missing;
 mod nemesis;
 mod network;
 mod observed;
+mod owners;
 mod postgres;
 mod process;
 mod publishing;
