@@ -1,7 +1,8 @@
 //! Random events on random processes, from a seed: processes are killed and started again, stopped and woken, two at
 //! once, compute processes leave in order while others take their place, and processes are cut off: one from all others,
 //! two from each other, one way only, or one from the object store, with connections that are silent or end. The object
-//! store is slow at times, and refuses requests or loses its answers.
+//! store is slow at times, and refuses requests or loses its answers. Small reads are answered by the processes that tables
+//! run on, or from log and bucket, by turns.
 //!
 //! Meanwhile sessions transfer money, raise counters, append to lists and insert clicks, views follow these tables and the
 //! events of Nexmark, and sinks bring changes to files, a bucket, a table and PostgreSQL.
@@ -19,7 +20,7 @@ use millrace_storage::sim::{Faults, Profile};
 
 use crate::PROGRESS;
 use crate::network::{Network, Way, around};
-use crate::process::{Cluster, OBJECT_STORE, Process, role, send_signal};
+use crate::process::{Cluster, OBJECT_STORE, Process, connect, role, send_signal};
 use crate::transfers::{self, Transfers};
 use crate::workloads::records::{self, Recorders};
 use crate::workloads::streams;
@@ -172,6 +173,7 @@ async fn random_events_lose_nothing() {
             false => nemesis.some_events().await,
         }
         nemesis.settle().await;
+        nemesis.switch_reads().await;
     }
     let cluster = nemesis.check().await;
     let client = cluster.connect("frontend1").await;
@@ -500,6 +502,17 @@ impl Nemesis {
             ready - waiting,
             ready.elapsed()
         ));
+    }
+
+    /// Small reads go to the processes of their tables from now on, or not. A frontend that has just ended is left alone.
+    async fn switch_reads(&mut self) {
+        let setting = if self.random.one_in(3) { "off" } else { "on" };
+        let Ok(client) = connect(&self.addresses[0]).await else { return };
+        let sql = format!("ALTER SYSTEM SET read_from_owner = '{setting}'");
+        match client.batch_execute(&sql).await {
+            Ok(()) => self.say(format!("read_from_owner is {setting}")),
+            Err(error) => self.say(format!("read_from_owner is as it was: {error}")),
+        }
     }
 
     /// Waits until each session has had so many more writes acknowledged.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures::SinkExt;
+use millrace::Loopback;
 use millrace_sqllogictest::suite;
 use tokio_postgres::{Client, SimpleQueryMessage};
 
 use crate::coverage::Reads;
 use crate::generate::{self, Query, Table};
 use crate::history::{self, Action, History};
-use crate::node::{Node, NodeOptions};
+use crate::node::{Node, NodeOptions, loopback_of};
 use crate::outside::Outside;
 use crate::postgres;
 use crate::rng::Rng;
@@ -153,6 +154,16 @@ async fn rescale(
     execute(client, &format!("ALTER {job} SET PARALLELISM {}", 1 + rng.below(4))).await
 }
 
+/// Changes now and then whether small reads go to the process that has the rows: of a node whose roles call each other
+/// through bytes.
+async fn switch_reads(client: &Client, rng: &mut Rng, loopback: Loopback) -> Result<(), String> {
+    if loopback != Loopback::Encode || !rng.chance(10) {
+        return Ok(());
+    }
+    let setting = if rng.chance(50) { "on" } else { "off" };
+    execute(client, &format!("ALTER SYSTEM SET read_from_owner = '{setting}'")).await
+}
+
 async fn alter(client: &Client, sink: usize, pause: bool) -> Result<(), String> {
     let change = if pause { "PAUSE" } else { "RESUME" };
     execute(client, &format!("ALTER SINK k{sink} {change}")).await
@@ -240,6 +251,7 @@ impl Case {
         // Drawn apart: what a seed writes stays the same.
         let mut rebuilds = Rng::new(self.seed ^ 0x4eb1d);
         let mut rescales = Rng::new(self.seed ^ 0x5ca1e);
+        let mut switches = Rng::new(self.seed ^ 0x0e4e5);
         let tables = if self.source { &self.tables[1..] } else { &self.tables[..] };
         for (step, action) in self.history.iter().enumerate() {
             pauses.some(&client).await?;
@@ -258,6 +270,7 @@ impl Case {
             let known = if step >= self.history.len() / 2 { self.queries.len() } else { early };
             rebuild(&client, &mut rebuilds, known).await?;
             rescale(&client, &mut rescales, tables, known).await?;
+            switch_reads(&client, &mut switches, loopback_of(self.seed)).await?;
             if self.mode.restarts_after(step, &mut rng, 25) {
                 node.add_reads(&mut reads, &mut settled);
                 node = node.crash_and_restart().await?;
