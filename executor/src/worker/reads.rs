@@ -37,6 +37,8 @@ const READS_AT_ONCE: usize = 64;
 const COMMITS_WAIT: Duration = Duration::from_millis(20);
 /// Rows of a batch, at most.
 const BATCH_ROWS: u64 = 8192;
+/// Bytes of rows of one read, at most, whatever its caller takes.
+const MOST_BYTES: u64 = 4 << 20;
 
 /// What all reads of frontends share.
 pub(super) struct ReadsOfFrontends {
@@ -52,7 +54,8 @@ impl ReadsOfFrontends {
 
 #[async_trait]
 impl ReadService for Worker {
-    async fn read(&self, request: ReadRequest) -> Result<ReadAnswer, CallError> {
+    async fn read(&self, mut request: ReadRequest) -> Result<ReadAnswer, CallError> {
+        request.max_bytes = request.max_bytes.min(MOST_BYTES);
         let ReadsOfFrontends { share, places } = &self.shared.reads_of_frontends;
         let Ok(_place) = places.try_acquire() else {
             return Ok(ReadAnswer::Refused(ReadRefusal::Busy));
