@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | the caller's | connections, statements, DML, meta, commits, the log | the process's |
 //! | tasks | the tasks of jobs, flushes | low |
-//! | background | encoding of large commits, merges, compactions | low |
+//! | background | encoding of large commits, merges, compactions | low; of a compactor the lowest |
 //! | queries | batch queries (in the frontend) | low |
 //!
 //! On the threads for tasks and for queries each job, and each query, has one share ([`millrace_common::fair_shares`]). The
@@ -50,15 +50,24 @@ pub struct Runtimes {
 impl Runtimes {
     /// Starts threads for as many cores as the process may use.
     pub fn start(memory_limit: usize) -> Result<Runtimes, StartError> {
-        let build = |name: &str, workers: usize| {
+        Runtimes::with_merges_at(memory_limit, threads::lower_priority)
+    }
+
+    /// Of a process that merges and nothing else: it may share its host with those that it is to relieve.
+    pub fn of_compactor(memory_limit: usize) -> Result<Runtimes, StartError> {
+        Runtimes::with_merges_at(memory_limit, threads::lowest_priority)
+    }
+
+    fn with_merges_at(memory_limit: usize, merges: fn()) -> Result<Runtimes, StartError> {
+        let build = |name: &str, workers: usize, lower: fn()| {
             builder(name, memory_limit)
                 .worker_threads(workers)
-                .on_thread_start(threads::lower_priority)
+                .on_thread_start(lower)
                 .build()
                 .map_err(StartError::Threads)
         };
-        let tasks = build("millrace-task", threads_for(cores()))?;
-        let background = build("millrace-merge", BACKGROUND_THREADS)?;
+        let tasks = build("millrace-task", threads_for(cores()), threads::lower_priority)?;
+        let background = build("millrace-merge", BACKGROUND_THREADS, merges)?;
         Ok(Runtimes { own: Some([tasks, background]) })
     }
 

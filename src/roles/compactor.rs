@@ -50,7 +50,8 @@ impl CompactorProcess {
     ) -> Result<CompactorProcess, StartError> {
         let ground = Ground::prepare(&config, &overrides).await?;
         let apart = overrides.threads == Threads::Apart;
-        let runtimes = apart.then(|| Runtimes::start(config.process.memory_limit)).transpose()?;
+        let runtimes =
+            apart.then(|| Runtimes::of_compactor(config.process.memory_limit)).transpose()?;
         let background = runtimes.as_ref().and_then(Runtimes::background);
         let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let follower = Arc::new(follower.await.map_err(SqlError::from)?);
