@@ -14,7 +14,7 @@ const LEAST_KEYS: u64 = 100;
 const DEFAULT_RUNS: u32 = 5;
 /// `--quick`: keys, seconds of rows at a rate, and seconds in which the most is looked for.
 const QUICK_KEYS: u64 = 200_000;
-const QUICK_SECONDS: f64 = 3.0;
+const QUICK_SECONDS: f64 = 2.0;
 const QUICK_CLOSED_SECONDS: f64 = 0.8;
 /// `--sweep threshold`: keys of which some are frequent, and where they are counted.
 const THRESHOLD_SKEW: f64 = 1.2;
@@ -119,7 +119,7 @@ pub struct Args {
     /// would not be cold or more than half a core busy for each task; for sync modes that cannot take it their own
     #[arg(long)]
     rate: Option<f64>,
-    /// Seconds in which rows arrive, in each run (with --quick at most 3); more at low rates, if neither --rate nor --quick
+    /// Seconds in which rows arrive, in each run (with --quick at most 2); more at low rates, if neither --rate nor --quick
     /// is given
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
