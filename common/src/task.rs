@@ -28,6 +28,8 @@ pub trait Gate: Send + Sync + 'static {
     fn enter(&self, task: u64, waker: &Waker) -> Entry;
     /// The step of the task that ran is over.
     fn leave(&self);
+    /// The task is gone, and may have waited to run: it was aborted, or has ended.
+    fn forget(&self, task: u64);
 }
 
 thread_local! {
@@ -69,6 +71,12 @@ pub fn within<F: Future>(gate: Arc<dyn Gate>, future: F) -> Gated<F> {
     let task = STARTED.get();
     STARTED.set(task + 1);
     Gated { gate, task, future: Some(Box::pin(future)) }
+}
+
+impl<F> Drop for Gated<F> {
+    fn drop(&mut self) {
+        self.gate.forget(self.task);
+    }
 }
 
 impl<F: Future> Future for Gated<F> {
@@ -179,6 +187,8 @@ mod tests {
         }
 
         fn leave(&self) {}
+
+        fn forget(&self, _: u64) {}
     }
 
     #[tokio::test(start_paused = true)]

@@ -144,6 +144,14 @@ impl Turns {
         }
     }
 
+    /// A task that is gone has no turn, and waits for none.
+    fn forget(&self, task: u64) {
+        self.waiting.lock().remove(&task);
+        if *self.turn.lock() == Some(task) {
+            self.leave();
+        }
+    }
+
     /// Gives turns, for ever.
     pub async fn give(&self) {
         loop {
@@ -192,6 +200,10 @@ impl Gate for Switch {
 
     fn leave(&self) {
         self.turns.leave();
+    }
+
+    fn forget(&self, task: u64) {
+        self.turns.forget(task);
     }
 }
 
@@ -359,6 +371,10 @@ impl Climate {
             Some("stale-lead-read") => {
                 self.harm = [0, 0, 0, 0, 1, 0, 20];
                 (self.pause, self.lost, self.claims, self.think) = (3_000, 0, 0, 300);
+            }
+            Some("acknowledged-unsettled") => {
+                self.harm = [0, 0, 20, 0, 0, 0, 1];
+                (self.pause, self.lost, self.claims, self.think) = (1_500, 120, 0, 300);
             }
             _ => {}
         }
