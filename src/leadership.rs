@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use millrace_meta::Meta;
-use millrace_meta::log::LEADER_LEASE;
+use millrace_meta::log::LEASE_OUTWAITED;
 use tracing::{info, warn};
 
 const FILE: &str = "leader";
@@ -16,7 +16,7 @@ const FIRST_PENALTY: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 4;
 /// For how long a new leader counts with what the one before has given: its lease, and a quarter of that because clocks do
 /// not run alike.
-pub const PREDECESSOR: Duration = Duration::from_millis(LEADER_LEASE.as_millis() as u64 * 5 / 4);
+pub const PREDECESSOR: Duration = LEASE_OUTWAITED;
 /// A leader that has led for so long is as good as one that was never deposed.
 pub const LED_LONG: Duration = Duration::from_secs(60);
 

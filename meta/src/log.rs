@@ -11,11 +11,13 @@
 //! is deposed, and whoever reads proves first that nobody has appended behind it. Liveness (who should lead) is not this module's matter.
 
 mod lead;
+mod settled;
 mod snapshot;
 mod store;
 mod writer;
 
-pub use lead::{AppendStats, AppendWait, LEADER_LEASE, Retention};
+pub use lead::{AppendStats, AppendWait, LEADER_LEASE, LEASE_OUTWAITED, Retention};
+pub use settled::settled;
 pub use snapshot::SnapshotPolicy;
 #[cfg(test)]
 pub(crate) use store::fold_next;

@@ -2,7 +2,7 @@
 //!
 //! A process that refuses a call has done nothing: the log is followed further, which says where the table is now. What
 //! changes nothing is asked again as well when there is no answer. A statement is not: whether it was committed the log
-//! tells by its id. Once the process is fenced, or the table dropped, nothing of it can be committed any more, so a
+//! tells by its id; what it tells is told on when no read can miss it any more. Once the process is fenced, or the table dropped, nothing of it can be committed any more, so a
 //! statement that the log lacks then was not, and is sent again, or is one on a table that is not there: the session
 //! plans it again. As long as the process may live, nobody can say, unless it has answered that it does not
 //! know, and the log has placed the table elsewhere.
@@ -15,8 +15,10 @@ use millrace_common::{DeltaChunk, EnvHandle, Epoch, RelationId, SqlError, SqlSta
 use millrace_executor::dml::{DmlError, DmlKind, DmlOutcome, EntryFlag, LoadKind, Read, ReadRows};
 use millrace_meta::LogFollower;
 use millrace_meta::cluster::COMPUTE_WAIT;
+use millrace_meta::log::settled;
 use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
+use millrace_rpc::control::MetaControl;
 pub use millrace_rpc::dml::HeldLocks;
 use millrace_rpc::dml::{self, DmlAnswer, DmlService, LoadService, TableChange};
 use millrace_rpc::read::ReadService;
@@ -173,8 +175,8 @@ impl RemoteCluster {
 
     /// Of statements on a table that are sent to this process from now on.
     fn outcomes(&self, table: RelationId, incarnation: u64) -> Outcomes {
-        let log = Arc::clone(&self.log);
-        Outcomes { since: log.head(), log, env: self.env.clone(), table, incarnation }
+        let (log, meta) = (Arc::clone(&self.log), Arc::clone(&self.meta));
+        Outcomes { since: log.head(), log, meta, env: self.env.clone(), table, incarnation }
     }
 
     pub(super) async fn send_dml(
@@ -337,6 +339,8 @@ enum Outcome {
 /// Finds out what became of statements that were sent to a process.
 struct Outcomes {
     log: Arc<LogFollower>,
+    /// Calls the leader.
+    meta: Arc<dyn MetaControl>,
     env: EnvHandle,
     table: RelationId,
     incarnation: u64,
@@ -389,6 +393,9 @@ impl Outcomes {
             // Where the store does not answer, the stream may tell all the same.
             let _ = timeout_at(deadline, self.log.catch_up()).await;
             if let Some(outcome) = self.known(id, rows, is_answer) {
+                if let Outcome::Answered(_) = &outcome {
+                    self.settle().await;
+                }
                 return Ok(outcome);
             }
             if self.env.now() >= deadline {
@@ -397,6 +404,15 @@ impl Outcomes {
             let next = deadline.min(self.env.now() + 10 * PAUSE);
             let _ = timeout_at(next, self.log.changed_since(known)).await;
         }
+    }
+
+    /// Returns when reads that begin then see all that the log is known to have here.
+    async fn settle(&self) {
+        let ask = || async {
+            let leader = self.meta.read_epoch(&[], Some(ANSWERED_WAIT), true).await;
+            leader.ok().map(|leader| leader.record)
+        };
+        settled(&self.env, self.log.number(), ask).await;
     }
 
     /// What the log says of a statement; `None`: nothing yet. `is_answer`: the process has ended with it.

@@ -3,7 +3,8 @@
 //! A writer learns from its own appends that another process has taken over; one that appends nothing would
 //! answer reads from what it knew for ever. So a read is answered only if an append or a probe that *began* less
 //! than [`LEADER_LEASE`] ago showed us at the head of the log. Otherwise one probe (the next record: is there one?)
-//! serves all reads that wait. An idle server makes none.
+//! serves all reads that wait. An idle server makes none. A probe that finds our own record, whose append is under way, proves
+//! nothing before the record is folded: others may know already what it holds.
 //!
 //! Whether the store answers this process at all is known from the same requests ([`Lead::store_wait`]). An append may take
 //! long because its record is large or the store is slow: that alone is no reason to look for another leader. So the store
@@ -21,7 +22,7 @@ use millrace_common::fault_injection::is_planted;
 use millrace_rpc::log::{LogRecord, decode_frame};
 use millrace_storage::object::{PutProgress, PutWatch};
 use parking_lot::RwLock;
-use tokio::sync::{Mutex, Notify, mpsc, oneshot};
+use tokio::sync::{Mutex, Notify, mpsc, oneshot, watch};
 use tracing::warn;
 
 use super::store::{LogStore, crc};
@@ -31,6 +32,9 @@ use crate::state::MetaState;
 
 /// For how long a proof counts, on a clock that also runs while the machine is suspended.
 pub const LEADER_LEASE: Duration = Duration::from_secs(2);
+/// After so long, on any clock, a proof no longer counts that began before: clocks do not run alike.
+pub const LEASE_OUTWAITED: Duration =
+    Duration::from_millis(LEADER_LEASE.as_millis() as u64 * 5 / 4);
 /// After so long an append, or a probe that was not answered, has the store asked.
 const ASK_AFTER: Duration = Duration::from_millis(500);
 /// The store is asked again after so long while it answers nothing: a new request may get through where an earlier one does
@@ -105,6 +109,8 @@ pub struct Lead {
     appending: parking_lot::Mutex<Option<Appending>>,
     /// Attempts to append beyond the first.
     retries: AtomicU64,
+    /// Number of the last record of ours that a probe has found in the log before its append had an answer.
+    found: watch::Sender<u64>,
     /// When the first began of the probes that the store has not answered, on the same clock as appends; also where who has
     /// asked waits no longer.
     asked: parking_lot::Mutex<Option<Duration>>,
@@ -116,8 +122,9 @@ pub struct Lead {
 
 /// What is at the next number.
 enum Next {
-    /// Nothing that is not ours.
     Free,
+    /// The record that we append is there, and its append has not been answered.
+    Ours,
     Foreign,
 }
 
@@ -140,6 +147,7 @@ impl Lead {
             proven: AtomicU64::default(),
             appending: parking_lot::Mutex::default(),
             retries: AtomicU64::default(),
+            found: watch::Sender::default(),
             asked: parking_lot::Mutex::default(),
             begun: Notify::new(),
             probing: Mutex::default(),
@@ -169,6 +177,12 @@ impl Lead {
         let Appending { number, began, watch } = appending.as_ref()?;
         let waiting = self.env.since_boot().saturating_sub(*began);
         Some(AppendWait { number: *number, waiting, progress: watch.progress() })
+    }
+
+    /// Completes when a probe has found this record, which is ours, in the log.
+    pub async fn found(&self, number: u64) {
+        // The sender is in `self`: there is no error.
+        let _ = self.found.subscribe().wait_for(|found| *found >= number).await;
     }
 
     /// The append under way is tried again.
@@ -304,9 +318,15 @@ impl Lead {
     async fn probe(&self) -> Result<(), MetaError> {
         if !self.is_silent() {
             let began = self.env.since_boot();
-            if let Next::Free = self.next().await? {
-                self.proven(began);
-                return Ok(());
+            let number = self.state.read().number + 1;
+            match self.next(number).await? {
+                Next::Free => {
+                    self.proven(began);
+                    return Ok(());
+                }
+                // Others may have seen what it holds. Its append need not wait for an answer.
+                Next::Ours => drop(self.found.send_replace(number)),
+                Next::Foreign => {}
             }
         }
         let (answer, verdict) = oneshot::channel();
@@ -314,16 +334,10 @@ impl Lead {
         verdict.await.unwrap_or(Err(MetaError::Closed))
     }
 
-    /// Looks behind the last record we know, and behind one of ours that is under way.
-    async fn next(&self) -> Result<Next, MetaError> {
-        let mut number = self.state.read().number + 1;
-        while let Some(bytes) = self.store.read(number).await? {
-            let ours = decode_frame::<LogRecord>(&bytes, crc).is_ok_and(|r| r.leader == self.nonce);
-            if !ours {
-                return Ok(Next::Foreign);
-            }
-            number += 1;
-        }
-        Ok(Next::Free)
+    /// Looks behind the last record that we know.
+    async fn next(&self, number: u64) -> Result<Next, MetaError> {
+        let Some(bytes) = self.store.read(number).await? else { return Ok(Next::Free) };
+        let ours = decode_frame::<LogRecord>(&bytes, crc).is_ok_and(|r| r.leader == self.nonce);
+        Ok(if ours { Next::Ours } else { Next::Foreign })
     }
 }

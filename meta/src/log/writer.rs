@@ -375,7 +375,13 @@ impl Writer {
         let mut pause = RETRY_MIN;
         let mut in_doubt = false;
         loop {
-            match self.store.create(number, bytes, &append.watch).await {
+            let created = tokio::select! {
+                biased;
+                created = self.store.create(number, bytes, &append.watch) => created,
+                // It is there: whatever the answer is, and when it comes.
+                () = lead.found(number) => Created::Exists,
+            };
+            match created {
                 Created::Yes => return Ok(None),
                 Created::Exists => {}
                 // No earlier attempt can still succeed: the number is free for another record.

@@ -22,6 +22,7 @@ use super::network::Delivery;
 use super::store::ProcessStore;
 use super::workers::Executed;
 use super::world::{Caller, FRONTENDS, Process, World};
+use crate::log::settled;
 use crate::state::MetaState;
 use crate::tests::{table, view};
 
@@ -31,6 +32,8 @@ const KEYS: u64 = 7;
 const VIEWS: usize = 4;
 /// How long the fate of a statement is looked for.
 const RESOLVED_WITHIN: Duration = Duration::from_secs(40);
+/// How long a leader may take to say what it has of the log.
+const SETTLED_WITHIN: Duration = Duration::from_secs(3);
 
 pub const TABLES: [&str; 2] = ["t0", "t1"];
 
@@ -211,6 +214,7 @@ impl Session {
                 Ok(Executed::Unknown) | Err(_) => {
                     match self.resolve(table, process, generation, op).await {
                         Some(true) => {
+                            self.settle().await;
                             world.acknowledged(op);
                             return true;
                         }
@@ -291,6 +295,17 @@ impl Session {
             tokio::time::sleep(Duration::from_millis(300)).await;
         }
         None
+    }
+
+    /// Returns when reads that begin then see all that the log is known to have here.
+    async fn settle(&self) {
+        let ask = || async {
+            let asked = self.member.ask_leader(Delivery::Once, move |meta| async move {
+                MetaControl::read_epoch(&*meta, &[], Some(SETTLED_WITHIN), true).await
+            });
+            asked.await.ok().map(|leader| leader.record)
+        };
+        settled(&self.member.process.env, self.member.follower.number(), ask).await;
     }
 
     /// Reads a relation and all behind it, and checks what it sees. Whether it could be read.

@@ -46,6 +46,11 @@ fn a_read_of_a_leader_that_is_deposed_is_noticed() {
 }
 
 #[test]
+fn a_commit_that_is_acknowledged_before_leaders_have_it_is_noticed() {
+    is_noticed("acknowledged-unsettled", 0, &["a fresh read misses"]);
+}
+
+#[test]
 fn slices_that_are_numbered_by_their_writer_are_noticed() {
     is_noticed("sequence-of-writer", 0, &["differs from its query"]);
 }
