@@ -32,14 +32,18 @@ impl BackupFiles {
             Some(known) => known,
             unknown => unknown.insert(self.store.list_backups().await?),
         };
-        let wanted: BTreeSet<u64> =
-            self.shared.state.read().backups.iter().map(|backup| backup.number).collect();
+        let (wanted, known): (BTreeSet<u64>, u64) = {
+            let state = self.shared.state.read();
+            (state.backups.iter().map(|backup| backup.number).collect(), state.number)
+        };
         for number in wanted.difference(&there.clone()) {
             let state = self.store.state_at(*number).await?;
             self.store.put_backup(state).await?;
             there.insert(*number);
         }
-        let released: Vec<u64> = there.difference(&wanted).copied().collect();
+        // Of a record that is not known here a later leader has made it: this one has been deposed, and is the last to know.
+        let released: Vec<u64> =
+            there.difference(&wanted).copied().filter(|number| *number <= known).collect();
         for number in released {
             let failed = self.store.delete(vec![LogStore::backup_path(number)]).await;
             if failed.is_empty() {

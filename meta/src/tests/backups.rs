@@ -134,6 +134,24 @@ async fn a_backup_that_was_left_half_way_is_brought_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_leader_that_knows_of_no_later_one_leaves_the_state_of_its_backup_alone() {
+    let (cluster, _, _) = with_run().await;
+    let log = LogStore::new(Arc::clone(&cluster.store) as _);
+    let released = cluster.meta.create_backup("released".into()).await.unwrap().record;
+    let release = millrace_rpc::log::ReleaseBackup { name: "released".into() };
+    cluster.meta.apply(Entry::ReleaseBackup(release)).await.unwrap();
+    // A later leader has made a backup at a record that this one has not seen.
+    let later = MetaState { number: cluster.meta.record() + 1, ..MetaState::default() };
+    let made = later.number;
+    log.put_backup(later).await.unwrap();
+    let files = BackupFiles::new(Arc::clone(&cluster.meta.shared), log.clone());
+    files.settle().await.unwrap();
+    let left = log.list_backups().await.unwrap();
+    assert!(!left.contains(&released), "its release is known");
+    assert!(left.contains(&made), "nothing is known of it here");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_backup_has_the_state_as_of_its_record() {
     let (cluster, t, _) = with_run().await;
     for _ in 0..3 {
