@@ -36,6 +36,7 @@ pub mod dependencies;
 mod detach;
 mod doubted;
 mod driver;
+pub mod endings;
 mod epoch_waiters;
 pub mod error;
 pub mod exactness;

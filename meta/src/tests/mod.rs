@@ -11,6 +11,7 @@ mod compaction;
 mod definitions;
 mod detach;
 mod drivers;
+mod endings;
 mod fake;
 mod faults;
 mod first_scans;
