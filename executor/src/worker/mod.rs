@@ -254,21 +254,23 @@ impl Shared {
 
     /// Takes the job off the list, if `leave` says so, and ends it.
     async fn remove(&self, id: JobId, leave: impl FnOnce(&Job) -> bool) {
-        let job = {
-            let mut jobs = self.jobs.write();
-            match jobs.get(&id) {
-                Some(job) if leave(job) => jobs.remove(&id),
-                _ => None,
-            }
-        };
-        if let Some(job) = job {
-            // What is committed from now on it is not told.
-            self.changelogs.close(id);
-            self.stopped
-                .write()
-                .insert(id, Stopped { since: self.store.env().now(), why: job.failure() });
+        if let Some(job) = self.take_off(id, leave) {
             job.stop().await;
         }
+    }
+
+    fn take_off(&self, id: JobId, leave: impl FnOnce(&Job) -> bool) -> Option<Arc<Job>> {
+        // Locked: who does not find the job any more and starts it again undoes all of this.
+        let mut jobs = self.jobs.write();
+        if !jobs.get(&id).is_some_and(|job| leave(job)) {
+            return None;
+        }
+        let job = jobs.remove(&id)?;
+        // What is committed from now on it is not told.
+        self.changelogs.close(id);
+        let stopped = Stopped { since: self.store.env().now(), why: job.failure() };
+        self.stopped.write().insert(id, stopped);
+        Some(job)
     }
 }
 
