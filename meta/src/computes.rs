@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::collections::HashMap;
-use millrace_common::{EnvHandle, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_common::{EnvHandle, Generation, JobId, SqlError, SqlState};
 use millrace_rpc::call_error::is_unreachable;
 use millrace_rpc::services::{ComputeService, Cut, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
@@ -185,9 +185,8 @@ fn gone(incarnation: u64) -> SqlError {
 #[async_trait]
 impl ComputeService for Computes {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        let job = RelationId(start.relation.id);
-        let (incarnation, service) = self.process_of(job).await;
-        self.started.lock().insert(job, (start.generation, incarnation));
+        let (incarnation, service) = self.process_of(start.job).await;
+        self.started.lock().insert(start.job, (start.generation, incarnation));
         self.call(incarnation, service.start_job(start)).await
     }
 

@@ -21,7 +21,7 @@ use futures::future::try_join_all;
 use millrace_common::{EnvHandle, Epoch, JobId, RelationId};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{LogRecord, SplitMarkAt, encode_frame};
-use millrace_rpc::services::SourceParts;
+use millrace_rpc::services::{JobToStart, SourceParts};
 use millrace_rpc::store_id::StoreId;
 use millrace_rpc::stream::AppliedRecord;
 use millrace_rpc::version::ColumnWatermark;
@@ -367,6 +367,10 @@ impl LogFollower {
 
     pub fn row_count(&self, relation: RelationId) -> Option<u64> {
         self.read(|state| state.row_count(relation))
+    }
+
+    pub fn job_to_start(&self, job: JobId) -> Option<JobToStart> {
+        self.read(|state| state.job_to_start(job))
     }
 
     pub fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {

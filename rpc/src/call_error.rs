@@ -15,7 +15,7 @@ use crate::store_id::{StoreId, bytes_of};
 
 /// Version of the services and their messages, those of the log included: a record is sent as a message, and who would
 /// drop a field of it does not get the record's checksum. Processes of different versions refuse each other.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
 

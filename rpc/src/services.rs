@@ -13,22 +13,33 @@ use crate::source_poll::{PollSource, Polled};
 use crate::stream::{Acknowledged, StreamError, StreamMessage};
 use crate::version::{ColumnWatermark, JobCommit, JobVersion, PublishHandle, RunMeta, VersionEdit};
 
-/// Everything a worker needs to run a job from its committed version.
-#[derive(Clone, Debug)]
+/// An order to run a job. What it is, and what it goes on from, the log says: see [`JobToStart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StartJob {
-    pub relation: Relation,
+    pub job: JobId,
+    /// Refused if the log has another one by then.
     pub generation: Generation,
-    /// Its state as committed; empty for a new job.
-    pub version: JobVersion,
-    /// The record of the log as of which the version is: the record stream goes on from there.
+    /// The record of the log as of which the order was given: what the log says by then counts.
     pub record: u64,
-    /// Versions below are gone: nobody may read there.
-    pub horizon: Epoch,
-    /// The catalog entries of all relations it reads, directly.
-    pub inputs: Vec<Relation>,
     /// Number of parallel tasks of each fragment that is not a singleton. The vnode map is
     /// `vnode * parallelism / 256` until meta moves vnodes.
     pub parallelism: usize,
+}
+
+/// What the log says of a job to who is to run it, as of one record. Large parts are shared with the folded state: who
+/// holds them for long has it copied when the job commits.
+#[derive(Clone, Debug)]
+pub struct JobToStart {
+    /// The last record that was folded by then: the record stream goes on from there.
+    pub record: u64,
+    pub generation: Generation,
+    pub relation: Arc<Relation>,
+    /// Its state as committed; empty for a new job.
+    pub version: Arc<JobVersion>,
+    /// The catalog entries of all relations it reads, directly.
+    pub inputs: Vec<Arc<Relation>>,
+    /// Versions below are gone, since compactions have dropped them: nobody may read there.
+    pub horizon: Epoch,
 }
 
 /// How to end the epoch in flight.
@@ -60,7 +71,7 @@ pub struct RunningJob {
 /// Served by a compute worker, called by meta.
 #[async_trait]
 pub trait ComputeService: Send + Sync {
-    /// Builds the job's tasks; they wait for cuts (derived) or statements (tables).
+    /// Builds the job's tasks from what the log has of it by now; they wait for cuts (derived) or statements (tables).
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError>;
 
     /// What a leader that takes over goes on with, if this generation of the job runs and is well; `None`: it is to be
@@ -276,6 +287,13 @@ pub trait MetaService: Send + Sync {
     fn source_parts(&self, source: RelationId) -> SourceParts {
         let _ = source;
         SourceParts::default()
+    }
+
+    /// What the log has of a job now; `None`: there is none. It is at least as of every record that the record stream has
+    /// brought, and an answer is never older than the one before.
+    fn job_to_start(&self, job: JobId) -> Option<JobToStart> {
+        let _ = job;
+        None
     }
 
     /// The catalog entry of a relation as it is now; `None`: there is none.

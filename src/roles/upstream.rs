@@ -9,6 +9,7 @@ use bytes::Bytes;
 use millrace_common::task::spawn;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_executor::Worker;
+use millrace_executor::input::relations::Elsewhere;
 use millrace_meta::LogFollower;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
@@ -16,7 +17,9 @@ use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
 use millrace_rpc::remote::RemoteMeta;
 use millrace_rpc::request::carried;
-use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, SourceParts, StartJob};
+use millrace_rpc::services::{
+    ComputeService, Cut, JobToStart, MetaService, RunningJob, SourceParts, StartJob,
+};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{ColumnWatermark, JobCommit, PublishHandle, VersionEdit};
@@ -52,6 +55,9 @@ impl Following {
 impl ComputeService for Following {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
         self.reach(start.record).await?;
+        if self.inputs.generation_here(start.job) != Some(start.generation) {
+            return Err(not_here(&start));
+        }
         self.worker.start_job(start).await
     }
 
@@ -124,6 +130,15 @@ impl ComputeService for Following {
         })?;
         self.worker.poll_source(poll).await
     }
+}
+
+/// The log that is followed here has placed the job on another process, or has another generation of it.
+fn not_here(start: &StartJob) -> SqlError {
+    let StartJob { job, generation, .. } = start;
+    SqlError::new(
+        SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the log does not have generation {generation} of job {job} run on this process"),
+    )
 }
 
 /// Does what ends only with the job, whatever becomes of the leader that has asked for it: the next one goes on with what
@@ -229,6 +244,10 @@ impl MetaService for Upstream {
 
     fn source_parts(&self, source: RelationId) -> SourceParts {
         self.follower.source_parts(source)
+    }
+
+    fn job_to_start(&self, job: JobId) -> Option<JobToStart> {
+        self.follower.job_to_start(job)
     }
 
     fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {

@@ -60,7 +60,7 @@ impl Wiring {
     /// For a job with this graph; `tasks` are as many as each fragment has.
     pub fn new(
         graph: &JobGraph,
-        inputs: &[Relation],
+        inputs: &[Arc<Relation>],
         jobs: &JobGraphs<'_>,
         options: &ExecOptions,
         governor: &Arc<MemoryGovernor>,
@@ -323,7 +323,7 @@ struct Walked<'a> {
     places: Vec<Place>,
 }
 
-fn kind_of(inputs: &[Relation], relation: RelationId) -> Option<RelationKind> {
+fn kind_of(inputs: &[Arc<Relation>], relation: RelationId) -> Option<RelationKind> {
     let found = inputs.iter().find(|r| r.id == relation.0)?;
     Some(found.kind())
 }

@@ -61,7 +61,7 @@ pub struct Blueprint<'a> {
     pub generation: Generation,
     pub graph: &'a JobGraph,
     pub relation: &'a Relation,
-    pub inputs: &'a [Relation],
+    pub inputs: &'a [Arc<Relation>],
     pub version: &'a JobVersion,
     pub parallelism: usize,
     /// The job's own state.
@@ -381,7 +381,7 @@ impl Builder<'_> {
     }
 
     fn input_relation(&self, id: RelationId) -> Result<&Relation, ExecError> {
-        let found = self.blueprint.inputs.iter().find(|r| r.id == id.0);
+        let found = self.blueprint.inputs.iter().find(|r| r.id == id.0).map(Arc::as_ref);
         found.ok_or_else(|| ExecError::Unavailable(format!("input relation {id} does not exist")))
     }
 

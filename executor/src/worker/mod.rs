@@ -26,7 +26,7 @@ use std::sync::{Arc, OnceLock};
 use async_trait::async_trait;
 use millrace_common::fair_shares::{FairShares, threads_for};
 use millrace_common::{Epoch, Generation, JobId, SqlError, SqlState};
-use millrace_rpc::services::{ComputeService, Cut, MetaService, RunningJob, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, JobToStart, MetaService, RunningJob, StartJob};
 use millrace_rpc::source_poll::{PollSource, Polled};
 use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
@@ -180,6 +180,22 @@ impl Worker {
         self.shared.store.open_jobs()
     }
 
+    /// The generation of a job that runs here.
+    pub fn running(&self, job: JobId) -> Option<Generation> {
+        self.shared.job(job).map(|job| job.generation)
+    }
+
+    /// The jobs that run here, and the generation of each.
+    pub fn running_jobs(&self) -> Vec<(JobId, Generation)> {
+        self.shared.jobs.read().iter().map(|(id, job)| (*id, job.generation)).collect()
+    }
+
+    /// The log has begun this generation of a job that stays here: those before it end. What they have had committed stays
+    /// readable until it is started, for a while.
+    pub async fn end_before(&self, job: JobId, generation: Generation) {
+        self.shared.remove(job, |j| j.generation < generation).await;
+    }
+
     /// The log has placed a job elsewhere: its generations before this one end here, and nothing is kept of them.
     pub async fn leave(&self, job: JobId, before: Generation) {
         let opened = self.shared.stream.opened(job);
@@ -245,6 +261,12 @@ impl Shared {
         meta.ok_or_else(|| SqlError::internal("a worker without a meta service"))
     }
 
+    /// What the log has of the job now; an error if that is another generation, or there is no such job.
+    fn logged(&self, job: JobId, generation: Generation) -> Result<JobToStart, SqlError> {
+        let logged = self.meta()?.job_to_start(job).filter(|job| job.generation == generation);
+        logged.ok_or_else(|| not_running(job))
+    }
+
     fn add(&self, job: Arc<Job>) {
         self.stopped.write().remove(&job.id);
         let before = self.jobs.write().insert(job.id, job);
@@ -284,9 +306,11 @@ fn not_running(job: JobId) -> SqlError {
 #[async_trait]
 impl ComputeService for Worker {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        let (id, generation) = (millrace_common::RelationId(start.relation.id), start.generation);
+        let StartJob { job: id, generation, record, parallelism } = start;
+        // An order that the log does not bear out ends nothing.
+        self.shared.logged(id, generation)?;
         let is_past = |job: &Job| {
-            let was_adopted = job.generation == generation && job.cuts.are_after(start.record);
+            let was_adopted = job.generation == generation && job.cuts.are_after(record);
             job.generation > generation || was_adopted
         };
         if self.shared.job(id).is_some_and(|job| is_past(&job)) {
@@ -295,16 +319,21 @@ impl ComputeService for Worker {
         self.shared.remove(id, |_| true).await;
         // Also where another call has taken the job off and not come so far.
         self.shared.changelogs.close(id);
-        let opening = self.shared.begin_opening(id, start.record).await;
+        let opening = self.shared.begin_opening(id, record).await;
         let opening = opening.ok_or_else(|| not_running(id))?;
         // A call before this one may have added its job meanwhile. From now on it does not.
         self.shared.remove(id, |_| true).await;
-        let (horizon, commits) = (start.horizon, start.version.commits);
+        // Read now: what the log says later waits.
+        let logged = self.shared.logged(id, generation)?;
+        opening.set_as_of(logged.record);
+        let (horizon, commits) = (logged.horizon, logged.version.commits);
         let job = tokio::select! {
             biased;
             // What is opened late would replace what the other call has opened.
             () = opening.superseded() => return Err(not_running(id)),
-            job = start::start(&self.shared, start) => job.map_err(|e| e.into_sql())?,
+            job = start::start(&self.shared, logged, parallelism) => {
+                job.map_err(|e| e.into_sql())?
+            }
         };
         job.cuts.begin_after(commits);
         if let Some(store) = &job.store {
@@ -313,6 +342,11 @@ impl ComputeService for Worker {
         if let Err(job) = opening.add(job) {
             job.stop().await;
             return Err(not_running(id));
+        }
+        // Who ends what the log has ended has not found it here if that was while it was being opened.
+        if let Err(ended) = self.shared.logged(id, generation) {
+            self.shared.remove(id, |job| job.generation <= generation).await;
+            return Err(ended);
         }
         Ok(())
     }

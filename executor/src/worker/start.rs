@@ -1,4 +1,4 @@
-//! Starts a job from its committed version: state opened, tasks built and spawned.
+//! Starts a job from its committed version, as the log has it here: state opened, tasks built and spawned.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use millrace_graph::codec::decode_graph;
 use millrace_graph::{JobGraph, Operator, StateTable};
 use millrace_rpc::catalog::{Relation, RelationKind, RowStorage};
 use millrace_rpc::request::carried;
-use millrace_rpc::services::{CompactionTask, StartJob};
+use millrace_rpc::services::{CompactionTask, JobToStart};
 use millrace_rpc::version::{JobVersion, retention_counter};
 use millrace_storage::{JobStore, TableDesc};
 
@@ -32,14 +32,19 @@ use crate::publish::{Publisher, Target};
 use crate::stats::{JobMetrics, Progress};
 use crate::task::build::{Blueprint, build, fragment_tasks};
 
-pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
+/// `parallelism`: see [`StartJob`](millrace_rpc::services::StartJob).
+pub async fn start(
+    shared: &Arc<Shared>,
+    start: JobToStart,
+    parallelism: usize,
+) -> Result<Arc<Job>, ExecError> {
     let kind = RelationKind::try_from(start.relation.kind).unwrap_or(RelationKind::Unspecified);
     match kind {
         RelationKind::Source => without_tasks(shared, &start, None),
         _ if start.version.detached.is_some() => open_detached(shared, start, kind).await,
         RelationKind::Table => start_table(shared, start).await,
         RelationKind::MaterializedView | RelationKind::Index | RelationKind::Sink => {
-            start_derived(shared, start).await
+            start_derived(shared, start, parallelism).await
         }
         RelationKind::View | RelationKind::Subscription | RelationKind::Unspecified => {
             Err(ExecError::internal("a relation without rows has no job"))
@@ -50,7 +55,7 @@ pub async fn start(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, Ex
 /// A job that is there for others to read.
 fn without_tasks(
     shared: &Shared,
-    start: &StartJob,
+    start: &JobToStart,
     store: Option<Arc<JobStore>>,
 ) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
@@ -63,7 +68,7 @@ fn without_tasks(
 /// What the job had computed stays readable.
 async fn open_detached(
     shared: &Shared,
-    start: StartJob,
+    start: JobToStart,
     kind: RelationKind,
 ) -> Result<Arc<Job>, ExecError> {
     shared.changelogs.close(RelationId(start.relation.id));
@@ -137,7 +142,7 @@ fn state_tables<'a>(
 
 async fn open(
     shared: &Shared,
-    start: &StartJob,
+    start: &JobToStart,
     tables: Vec<TableDesc>,
 ) -> Result<Arc<JobStore>, ExecError> {
     let id = RelationId(start.relation.id);
@@ -148,7 +153,7 @@ async fn open(
     Ok(store)
 }
 
-async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
+async fn start_table(shared: &Arc<Shared>, start: JobToStart) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
     let id = RelationId(start.relation.id);
     let store = open(shared, &start, vec![rows_table(&start.relation)?]).await?;
@@ -165,7 +170,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
         ties: Arc::clone(&shared.ties),
         work: Arc::clone(&progress.work),
     };
-    let StartJob { relation, generation, version, .. } = &start;
+    let JobToStart { relation, generation, version, .. } = &start;
     let sequencer = Sequencer::new(relation, &store, *generation, version, common, limits)?;
     let last = Epoch(start.version.epoch);
     shared.changelogs.open(id, last);
@@ -192,7 +197,7 @@ async fn start_table(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, 
 /// Runs a table's connector, and what reads ahead of it.
 fn start_feed(
     shared: &Shared,
-    start: &StartJob,
+    start: &JobToStart,
     job: &Arc<Job>,
     sequencer: Arc<Sequencer>,
 ) -> Result<(), ExecError> {
@@ -221,9 +226,13 @@ fn start_feed(
     Ok(())
 }
 
-async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>, ExecError> {
+async fn start_derived(
+    shared: &Arc<Shared>,
+    start: JobToStart,
+    parallelism: usize,
+) -> Result<Arc<Job>, ExecError> {
     match decode_graph(&start.relation.graph) {
-        Ok(graph) => start_graph(shared, start, &graph).await,
+        Ok(graph) => start_graph(shared, start, &graph, parallelism).await,
         Err(e) => {
             // Its rows stay readable.
             open(shared, &start, vec![rows_table(&start.relation)?]).await?;
@@ -232,7 +241,7 @@ async fn start_derived(shared: &Arc<Shared>, start: StartJob) -> Result<Arc<Job>
     }
 }
 
-fn cleaning(start: &StartJob, graph: &JobGraph) -> Cleaning {
+fn cleaning(start: &JobToStart, graph: &JobGraph) -> Cleaning {
     let tables = state_tables(&start.relation, &start.version, graph);
     let sources = start.inputs.iter().filter(|r| r.kind() == RelationKind::Source);
     Cleaning {
@@ -253,7 +262,7 @@ fn bounds(version: &JobVersion, tables: &[TableDesc]) -> Vec<(TableId, i64)> {
 /// What brings a sink's changes to its target; `None`: it is no sink, or one without a target.
 fn publisher(
     shared: &Arc<Shared>,
-    start: &StartJob,
+    start: &JobToStart,
     graph: &JobGraph,
 ) -> Result<Option<Publisher>, ExecError> {
     let root = graph.fragments.last().and_then(|f| f.nodes.last());
@@ -284,7 +293,7 @@ fn tells_intermediate(graph: &JobGraph) -> bool {
 
 /// Has what is committed of inputs that run elsewhere read while the job's own state is opened: a job that is behind will
 /// ask for it at once. What fails here fails again, or does not, when the job asks.
-fn read_inputs(shared: &Arc<Shared>, start: &StartJob) {
+fn read_inputs(shared: &Arc<Shared>, start: &JobToStart) {
     let Some(elsewhere) = &shared.elsewhere else { return };
     let of_jobs = start.inputs.iter().filter(|input| input.kind() != RelationKind::Source);
     for input in of_jobs.map(|input| RelationId(input.id)) {
@@ -304,8 +313,9 @@ fn read_inputs(shared: &Arc<Shared>, start: &StartJob) {
 /// Starts a derived job with its graph decoded.
 pub async fn start_graph(
     shared: &Arc<Shared>,
-    start: StartJob,
+    start: JobToStart,
     graph: &JobGraph,
+    parallelism: usize,
 ) -> Result<Arc<Job>, ExecError> {
     let meta = shared.meta()?;
     let id = RelationId(start.relation.id);
@@ -323,7 +333,7 @@ pub async fn start_graph(
         relation: &start.relation,
         inputs: &start.inputs,
         version: &start.version,
-        parallelism: start.parallelism,
+        parallelism,
         job_store: Arc::clone(&store),
         relations: shared.relations(),
         meta: Arc::clone(&meta),
@@ -355,7 +365,7 @@ pub async fn start_graph(
     let kind = Kind::Derived(Box::new(derived));
     let metrics = JobMetrics {
         operators: built.metrics,
-        fragment_tasks: fragment_tasks(graph, start.parallelism),
+        fragment_tasks: fragment_tasks(graph, parallelism),
         progress,
     };
     let job = Job::new(&start.relation, start.generation, Some(store), kind, meta, metrics, errors);

@@ -2,7 +2,9 @@
 //! log, once, whatever is sent twice, late or again.
 //!
 //! Commits are concluded by generation and number, so one that was concluded is not concluded again. Edits of versions
-//! have no numbers of their own: each job knows up to which record the version that it was opened with has them.
+//! have no numbers of their own: each job knows up to which record the version that it was opened with has them. That
+//! version is read from the log as it is folded here, after the opening has begun: whatever the log says of the job from
+//! then on waits, so that nothing is lost between the two.
 //! A step of a job is short and is done at once. That of a job that is busy (a large statement is entering the table)
 //! or being opened waits in a queue of its own, so that no job waits for another.
 
@@ -49,11 +51,13 @@ impl Step {
     }
 }
 
-/// A call that opens a job's state from its version as of a record. Calls are numbered: those of two leaders may overlap.
+/// A call that opens a job's state. Calls are numbered: those of two leaders may overlap.
 #[derive(Clone, Copy)]
 struct Opens {
     call: u64,
-    record: u64,
+    /// The steps up to this record are in the version that the state is opened from, by this call or by one before; 0:
+    /// none has read a version yet.
+    has: u64,
 }
 
 /// Steps that wait, oldest first.
@@ -70,8 +74,8 @@ impl Queue {
     /// The oldest record that is not applied to the job, nor in the version that it is being opened from. What was
     /// acknowledged stays true when the opening ends.
     fn lacks(&self) -> Option<u64> {
-        let opened = self.opening.filter(|_| !self.is_applying).map_or(0, |opens| opens.record);
-        self.steps.iter().map(|step| step.record.number).find(|number| *number > opened)
+        let has = self.opening.map_or(0, |opens| opens.has);
+        self.steps.iter().map(|step| step.record.number).find(|number| *number > has)
     }
 }
 
@@ -124,14 +128,12 @@ pub struct RecordStream {
     settled: Notify,
 }
 
-/// A job's state is being opened from a version: what the log says of the job meanwhile waits until this is dropped.
+/// A job's state is being opened from a version: what the log says of the job meanwhile waits until this is dropped. Where
+/// no version was read, it is applied to what was there before.
 pub struct Opening<'a> {
     shared: &'a Arc<Shared>,
     job: JobId,
-    record: u64,
     call: u64,
-    /// Whether it has begun: no step is being applied any more.
-    has_begun: bool,
 }
 
 impl Drop for Opening<'_> {
@@ -140,17 +142,14 @@ impl Drop for Opening<'_> {
         let mut state = stream.state.lock();
         // Another call opens the job meanwhile, from a version of its own: what waits, waits for that.
         let Some(queue) = state.opened_by(self.job, self.call) else { return };
-        queue.opening = None;
-        if self.has_begun {
-            queue.steps.retain(|step| step.record.number > self.record);
-        }
+        let has = queue.opening.take().map_or(0, |opens| opens.has);
+        queue.steps.retain(|step| step.record.number > has);
         let is_empty = queue.steps.is_empty();
         if is_empty {
             state.queues.remove(&self.job);
         }
-        if self.has_begun {
-            state.opened.insert(self.job, self.record);
-            state.last.get_or_insert(self.record);
+        if has > 0 {
+            state.opened.insert(self.job, has);
         }
         drop(state);
         stream.settled.notify_waiters();
@@ -161,6 +160,15 @@ impl Drop for Opening<'_> {
 }
 
 impl Opening<'_> {
+    /// The job is opened from its version as of this record, which was read after the opening had begun.
+    pub fn set_as_of(&self, record: u64) {
+        let mut state = self.shared.stream.state.lock();
+        let Some(queue) = state.opened_by(self.job, self.call) else { return };
+        queue.opening = Some(Opens { call: self.call, has: record });
+        drop(state);
+        self.shared.stream.settled.notify_waiters();
+    }
+
     /// Whether no other call has begun to open the job since: what this one has opened is out of date then.
     pub fn is_current(&self) -> bool {
         self.shared.stream.state.lock().opened_by(self.job, self.call).is_some()
@@ -226,24 +234,29 @@ impl RecordStream {
 }
 
 impl Shared {
-    /// From now on nothing is applied to the job, which is opened from its version as of `record`. `None`: another call has
-    /// begun to open it since.
+    /// From now on nothing is applied to the job, which is opened from its version as of `record` or a later one. `None`:
+    /// another call has begun to open it since.
     pub async fn begin_opening(self: &Arc<Shared>, job: JobId, record: u64) -> Option<Opening<'_>> {
         let call = {
             let mut state = self.stream.state.lock();
+            // Where there was neither a record nor a job: every version that is read from now on has this one, and what
+            // comes after it is taken in for whoever may lack it.
+            state.last.get_or_insert(record);
             state.calls += 1;
             let call = state.calls;
-            state.queues.entry(job).or_default().opening = Some(Opens { call, record });
+            let queue = state.queues.entry(job).or_default();
+            // What was in another call's version is in that of this one, too: it is read later.
+            let has = queue.opening.map_or(0, |opens| opens.has);
+            queue.opening = Some(Opens { call, has });
             call
         };
         self.stream.settled.notify_waiters();
         // Whoever gives up here leaves no job behind that nobody opens.
-        let mut opening = Opening { shared: self, job, record, call, has_begun: false };
+        let opening = Opening { shared: self, job, call };
         loop {
             let settled = self.stream.settled.notified();
             let is_applying = self.stream.state.lock().opened_by(job, call)?.is_applying;
             if !is_applying {
-                opening.has_begun = true;
                 return Some(opening);
             }
             settled.await;

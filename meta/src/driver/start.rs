@@ -77,41 +77,29 @@ impl Driver {
         }
     }
 
-    /// Starts the tasks, if the job has any, from what is committed.
+    /// Has the job's process start the tasks, if the job has any, from what is committed.
     async fn start(&self, generation: Generation) -> Result<(), ExitReason> {
         self.check_snapshot().await?;
-        let Some(start) = self.start_message(generation) else {
+        let Some(order) = self.order(generation) else {
             return Err(SqlError::new(SqlState::UNDEFINED_TABLE, "the relation was dropped").into());
         };
         self.handle.set_stopped();
-        let record = start.record;
-        self.compute.start_job(start).await?;
-        self.handle.set_applied(record);
+        self.compute.start_job(order).await?;
+        // Its state is as of this record or a later one.
+        self.handle.set_applied(order.record);
         self.has_begun(generation);
         info!(job = %self.label(), generation = generation.0, "job started");
         Ok(())
     }
 
-    fn start_message(&self, generation: Generation) -> Option<StartJob> {
+    /// `None`: there is no such job.
+    fn order(&self, generation: Generation) -> Option<StartJob> {
         let state = self.shared.state.read();
-        let id = self.handle.id;
-        let job = state.jobs.get(&id)?;
-        let relation = state.relations.get(&id)?.as_ref().clone();
+        let job = self.handle.id;
+        let relation = state.relations.get(&job).filter(|_| state.jobs.contains_key(&job))?;
         let own = Some(relation.parallelism as usize).filter(|tasks| *tasks > 0);
-        Some(StartJob {
-            relation,
-            generation,
-            version: job.version.as_ref().clone(),
-            record: state.number,
-            // Compactions have dropped versions below.
-            horizon: job.horizon,
-            inputs: job
-                .inputs
-                .iter()
-                .filter_map(|i| Some(state.relations.get(i)?.as_ref().clone()))
-                .collect(),
-            parallelism: own.unwrap_or(self.shared.parallelism),
-        })
+        let parallelism = own.unwrap_or(self.shared.parallelism);
+        Some(StartJob { job, generation, record: state.number, parallelism })
     }
 
     fn has_begun(&self, generation: Generation) {

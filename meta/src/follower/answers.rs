@@ -2,12 +2,13 @@
 //! ([`MetaService`](millrace_rpc::services::MetaService)): the leader and the followers answer alike.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use millrace_common::{Epoch, RelationId};
+use millrace_common::{Epoch, Generation, JobId, RelationId};
 use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::log::SplitMarkAt;
-use millrace_rpc::services::SourceParts;
+use millrace_rpc::services::{JobToStart, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, feed_counter};
 
 use crate::report::SplitReport;
@@ -39,6 +40,20 @@ impl MetaState {
     /// About how many rows a relation (not a source) has now.
     pub fn row_count(&self, relation: RelationId) -> Option<u64> {
         u64::try_from(self.jobs.get(&relation)?.version.row_count).ok()
+    }
+
+    /// What a process needs to run a job; `None`: there is no such job.
+    pub fn job_to_start(&self, id: JobId) -> Option<JobToStart> {
+        let (relation, job) = (self.relations.get(&id)?, self.jobs.get(&id)?);
+        let inputs = job.inputs.iter().filter_map(|input| self.relations.get(input).cloned());
+        Some(JobToStart {
+            record: self.number,
+            generation: Generation(job.version.generation),
+            relation: Arc::clone(relation),
+            version: Arc::clone(&job.version),
+            inputs: inputs.collect(),
+            horizon: job.horizon,
+        })
     }
 
     /// The value of an option of a relation.

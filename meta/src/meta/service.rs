@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState, crash};
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::log::{EditVersion, Entry, SplitMarkAt};
-use millrace_rpc::services::{MetaService, SourceParts};
+use millrace_rpc::services::{JobToStart, MetaService, SourceParts};
 use millrace_rpc::version::{ColumnWatermark, VersionEdit};
 use prost::bytes::Bytes;
 use tokio::sync::watch;
@@ -87,6 +87,10 @@ impl MetaService for Meta {
 
     fn source_parts(&self, source: RelationId) -> SourceParts {
         self.shared.state.read().source_parts(source)
+    }
+
+    fn job_to_start(&self, job: JobId) -> Option<JobToStart> {
+        self.shared.state.read().job_to_start(job)
     }
 
     fn relation(&self, relation: RelationId) -> Option<Arc<Relation>> {

@@ -387,7 +387,10 @@ fn value_at(content: &HashMap<RelationId, Vec<(Epoch, i64)>>, id: RelationId, ep
 #[async_trait]
 impl ComputeService for Fake {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        let id = RelationId(start.relation.id);
+        let id = start.job;
+        let leader = self.meta.lock().upgrade();
+        let logged = leader.and_then(|meta| meta.job_to_start(id));
+        let logged = logged.filter(|job| job.generation == start.generation);
         let mut world = self.world.lock();
         if world.stream == Stream::CutOff {
             return Err(unreached());
@@ -395,17 +398,19 @@ impl ComputeService for Fake {
         if let Some(reason) = world.behaviours.get(&id).and_then(|b| b.fail_start.clone()) {
             return Err(SqlError::internal(reason));
         }
+        let logged = logged.ok_or_else(|| SqlError::internal("the log has another generation"))?;
+        let (kind, version) = (logged.relation.kind(), &logged.version);
         let job = FakeJob {
             generation: start.generation,
             tasks: start.parallelism,
-            number: start.version.commits,
-            is_table: start.relation.kind() == RelationKind::Table,
-            sequence: (start.relation.kind() == RelationKind::Sink).then(|| {
-                let last = start.version.publish.last();
-                last.map_or(start.version.published, |h| h.sequence)
+            number: version.commits,
+            is_table: kind == RelationKind::Table,
+            sequence: (kind == RelationKind::Sink).then(|| {
+                let last = version.publish.last();
+                last.map_or(version.published, |h| h.sequence)
             }),
-            inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
-            backfill: start.version.backfill,
+            inputs: logged.inputs.iter().map(|r| RelationId(r.id)).collect(),
+            backfill: version.backfill.clone(),
             waiting: Vec::new(),
             sealed: Default::default(),
             handed_over_again: None,

@@ -53,7 +53,7 @@ impl Compute for Served {
         request: Request<proto::StartJobRequest>,
     ) -> Result<Response<Empty>, Status> {
         self.admission.admit(&request)?;
-        let start = StartJob::try_from(request.into_inner()).map_err(CallError::into_status)?;
+        let start = StartJob::from(request.into_inner());
         self.inner.start_job(start).await.map_err(refused)?;
         Ok(Response::new(Empty {}))
     }

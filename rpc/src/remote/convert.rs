@@ -23,31 +23,17 @@ pub(super) fn job_generation(job: JobId, generation: Generation) -> proto::JobGe
 
 impl From<StartJob> for proto::StartJobRequest {
     fn from(start: StartJob) -> proto::StartJobRequest {
-        proto::StartJobRequest {
-            relation: Some(start.relation),
-            generation: start.generation.0,
-            version: Some(start.version),
-            record: start.record,
-            horizon: start.horizon.0,
-            inputs: start.inputs,
-            parallelism: u32::try_from(start.parallelism).unwrap_or(u32::MAX),
-        }
+        let StartJob { job, generation, record, parallelism } = start;
+        let parallelism = u32::try_from(parallelism).unwrap_or(u32::MAX);
+        proto::StartJobRequest { generation: generation.0, record, parallelism, job: job.0 }
     }
 }
 
-impl TryFrom<proto::StartJobRequest> for StartJob {
-    type Error = CallError;
-
-    fn try_from(start: proto::StartJobRequest) -> Result<StartJob, CallError> {
-        Ok(StartJob {
-            relation: required(start.relation, "relation")?,
-            generation: Generation(start.generation),
-            version: required(start.version, "version")?,
-            record: start.record,
-            horizon: Epoch(start.horizon),
-            inputs: start.inputs,
-            parallelism: start.parallelism as usize,
-        })
+impl From<proto::StartJobRequest> for StartJob {
+    fn from(start: proto::StartJobRequest) -> StartJob {
+        let proto::StartJobRequest { generation, record, parallelism, job } = start;
+        let (job, generation) = (RelationId(job), Generation(generation));
+        StartJob { job, generation, record, parallelism: parallelism as usize }
     }
 }
 

@@ -379,9 +379,9 @@ async fn bytes_that_are_no_message_are_an_error() {
 
     // A message that says nothing.
     let mut client = proto::compute_client::ComputeClient::new(channel);
-    let mut empty = tonic::Request::new(proto::StartJobRequest::default());
+    let mut empty = tonic::Request::new(proto::PrepareEditRequest::default());
     empty.metadata_mut().insert("millrace-protocol", PROTOCOL_VERSION.into());
-    let refused = client.start_job(empty).await.unwrap_err();
+    let refused = client.prepare_edit(empty).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument, "{refused:?}");
-    assert!(refused.message().contains("relation"), "{}", refused.message());
+    assert!(refused.message().contains("the field edit"), "{}", refused.message());
 }

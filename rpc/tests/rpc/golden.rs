@@ -12,6 +12,9 @@ fn hex(message: &impl Message) -> String {
 
 #[test]
 fn golden_requests_of_each_service() {
+    let start = proto::StartJobRequest { generation: 3, record: 300, parallelism: 4, job: 7 };
+    assert_eq!(hex(&start), "1003".to_owned() + "20ac02" + "3804" + "4007");
+
     let cut = proto::CutRequest { job: 7, generation: 3, epoch: 300, number: 5, record: 6 };
     assert_eq!(hex(&cut), "08071003".to_owned() + "18ac02" + "2005" + "2806");
 

@@ -68,16 +68,8 @@ fn rows(n: usize, width: usize) -> DeltaChunk {
 async fn compute() {
     both(async |clients| {
         let (compute, fake) = (&clients.compute, &clients.fake);
-        let start = StartJob {
-            relation: relation(),
-            generation: GENERATION,
-            version: filled::one("millrace.version.JobVersion"),
-            record: 5,
-            horizon: Epoch(6),
-            inputs: vec![relation(), Relation::default()],
-            parallelism: 4,
-        };
-        compute.start_job(start.clone()).await.unwrap();
+        let start = StartJob { job: JOB, generation: GENERATION, record: 1 << 40, parallelism: 4 };
+        compute.start_job(start).await.unwrap();
         assert_eq!(fake.seen(), shown(start));
         assert_eq!(compute.adopt_job(JOB, GENERATION, 0, 3).await.unwrap(), None);
         let running = compute.adopt_job(JOB, GENERATION, 1 << 40, 4).await.unwrap().unwrap();

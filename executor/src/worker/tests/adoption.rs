@@ -81,16 +81,16 @@ async fn what_is_sealed_is_handed_over_until_the_log_has_it() {
 #[tokio::test]
 async fn cuts_and_starts_of_an_earlier_leader_are_refused() {
     let (c, t) = led().await;
-    let start = c.meta.jobs.lock()[&t].start.clone();
-    let record = start.record + 1;
+    let order = c.meta.order(t);
+    let record = order.record + 1;
     handed_over(&c, t, record).await;
     let cut = |record| Cut { epoch: Epoch::ZERO, number: 1, record };
-    let refused = c.worker.cut(t, start.generation, cut(record - 1)).await.unwrap_err();
+    let refused = c.worker.cut(t, order.generation, cut(record - 1)).await.unwrap_err();
     assert!(refused.message.contains("leads no longer"), "{refused}");
-    assert!(c.worker.start_job(start.clone()).await.is_err());
-    c.worker.cut(t, start.generation, cut(record)).await.unwrap();
+    assert!(c.worker.start_job(order).await.is_err());
+    c.worker.cut(t, order.generation, cut(record)).await.unwrap();
     // The one that leads may do as it likes.
-    c.worker.start_job(StartJob { record, ..start }).await.unwrap();
+    c.worker.start_job(StartJob { record, ..order }).await.unwrap();
 }
 
 #[tokio::test]

@@ -100,7 +100,7 @@ impl Cluster {
         };
         let backfill = Some(BackfillState { snapshot_epoch: epoch, ..BackfillState::default() });
         let version = JobVersion { backfill, ..JobVersion::default() };
-        let start = start_job(relation, version, relations, parallelism);
+        let start = logged(relation, version, relations, parallelism);
         let id = self.register(start, Some(Arc::new(graph)));
         self.start(id).await.unwrap();
         id

@@ -45,7 +45,7 @@ impl Fed {
         relation.options = numbers();
         set(&mut relation);
         let version = JobVersion { epoch: c.meta.next_epoch().0, ..JobVersion::default() };
-        let t = c.register(start_job(relation, version, Vec::new(), 1), None);
+        let t = c.register(logged(relation, version, Vec::new(), 1), None);
         c.start(t).await.unwrap();
         c.insert(t, (0..OLD).map(|id| (id, -1))).await;
         Fed { c, t }

@@ -11,6 +11,7 @@ mod frontends;
 mod inside;
 mod lookahead;
 mod lookups;
+mod opening;
 mod pipeline;
 mod places;
 mod reads;
@@ -42,7 +43,7 @@ use millrace_graph::{
 };
 use millrace_rpc::catalog::{Column, Relation, RelationKind, RowStorage};
 use millrace_rpc::log::{EditVersion, Entry, LogEntry, LogRecord, Tick};
-use millrace_rpc::services::{ComputeService, Cut, MetaService, StartJob};
+use millrace_rpc::services::{ComputeService, Cut, JobToStart, MetaService, StartJob};
 use millrace_rpc::stream::{AppliedRecord, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{
     BackfillState, ColumnWatermark, JobCommit, JobVersion, StatementId, VersionEdit,
@@ -60,8 +61,18 @@ use crate::options::ExecOptions;
 /// (id, value, weight)
 pub type Row = (i64, i64, i64);
 
+/// What the log has of a job, and with how many tasks it is started.
+#[derive(Clone)]
+struct Logged {
+    relation: Relation,
+    generation: Generation,
+    version: JobVersion,
+    inputs: Vec<Relation>,
+    parallelism: usize,
+}
+
 struct FakeJob {
-    start: StartJob,
+    start: Logged,
     graph: Option<Arc<JobGraph>>,
     turn: Arc<tokio::sync::Mutex<()>>,
     /// Of the last commit that was cut.
@@ -88,6 +99,8 @@ pub struct FakeMeta {
     received: Mutex<u64>,
     /// What is random of a stream that loses, repeats and delays; `None`: it does not.
     pub faults: Mutex<Option<u64>>,
+    /// The log ends a job's generation when so many times more was asked what it has of the job; 0: it does not.
+    pub ends_after: Mutex<usize>,
 }
 
 impl FakeMeta {
@@ -99,6 +112,13 @@ impl FakeMeta {
 
     fn worker(&self) -> Arc<Worker> {
         self.worker.get().unwrap().upgrade().unwrap()
+    }
+
+    /// An order to start a job, as of the last record.
+    fn order(&self, id: JobId) -> StartJob {
+        let jobs = self.jobs.lock();
+        let Logged { generation, parallelism, .. } = jobs[&id].start;
+        StartJob { job: id, generation, record: self.log.lock().len() as u64, parallelism }
     }
 
     /// What the log's fold makes of a commit.
@@ -302,6 +322,24 @@ impl MetaService for Meta {
         inputs.iter().any(|input| newest(input) > epoch(job))
     }
 
+    fn job_to_start(&self, id: JobId) -> Option<JobToStart> {
+        // Locked: the version is as of the last record.
+        let mut jobs = self.0.jobs.lock();
+        let Logged { relation, generation, version, inputs, .. } = &mut jobs.get_mut(&id)?.start;
+        let found = JobToStart {
+            record: self.0.log.lock().len() as u64,
+            generation: *generation,
+            relation: Arc::new(relation.clone()),
+            version: Arc::new(version.clone()),
+            inputs: inputs.iter().cloned().map(Arc::new).collect(),
+            horizon: Epoch::ZERO,
+        };
+        let mut ends_after = self.0.ends_after.lock();
+        generation.0 += u64::from(*ends_after == 1);
+        *ends_after = ends_after.saturating_sub(1);
+        Some(found)
+    }
+
     fn relation(&self, id: RelationId) -> Option<Arc<Relation>> {
         Some(Arc::new(self.0.jobs.lock().get(&id)?.start.relation.clone()))
     }
@@ -367,27 +405,30 @@ impl Cluster {
 
     /// Starts a job, or starts it again from its committed version in the next generation.
     pub async fn start(&self, id: JobId) -> Result<(), SqlError> {
-        let (start, graph) = {
+        let graph = {
             let mut jobs = self.meta.jobs.lock();
             let job = jobs.get_mut(&id).unwrap();
             job.start.generation.0 += 1;
             job.turn = Arc::default();
             job.number = job.start.version.commits;
-            job.start.record = self.meta.log.lock().len() as u64;
-            (job.start.clone(), job.graph.clone())
+            job.graph.clone()
         };
-        let Some(graph) = graph else { return self.worker.start_job(start).await };
+        let order = self.meta.order(id);
+        let Some(graph) = graph else { return self.worker.start_job(order).await };
         let shared = &self.worker.shared;
         shared.remove(id, |_| true).await;
-        let _opening = shared.begin_opening(id, start.record).await.unwrap();
-        let commits = start.version.commits;
-        let job = start::start_graph(shared, start, &graph).await.map_err(SqlError::from)?;
+        let opening = shared.begin_opening(id, order.record).await.unwrap();
+        let logged = shared.logged(id, order.generation)?;
+        opening.set_as_of(logged.record);
+        let commits = logged.version.commits;
+        let job = start::start_graph(shared, logged, &graph, order.parallelism);
+        let job = job.await.map_err(SqlError::from)?;
         job.cuts.begin_after(commits);
         shared.add(job);
         Ok(())
     }
 
-    fn register(&self, start: StartJob, graph: Option<Arc<JobGraph>>) -> JobId {
+    fn register(&self, start: Logged, graph: Option<Arc<JobGraph>>) -> JobId {
         let id = RelationId(start.relation.id);
         let (turn, number) = (Arc::default(), start.version.commits);
         self.meta.jobs.lock().insert(id, FakeJob { start, graph, turn, number });
@@ -401,8 +442,7 @@ impl Cluster {
         relation.primary_key = true;
         relation.distribution = vec![0];
         let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
-        let start = start_job(relation, version, Vec::new(), 1);
-        let id = self.register(start, None);
+        let id = self.register(logged(relation, version, Vec::new(), 1), None);
         self.start(id).await.unwrap();
         id
     }
@@ -418,7 +458,7 @@ impl Cluster {
         let backfill = Some(BackfillState { snapshot_epoch, ..BackfillState::default() });
         let version = JobVersion { backfill, ..JobVersion::default() };
         let id =
-            self.register(start_job(relation, version, inputs, parallelism), Some(Arc::new(graph)));
+            self.register(logged(relation, version, inputs, parallelism), Some(Arc::new(graph)));
         self.start(id).await.unwrap();
         id
     }
@@ -487,21 +527,14 @@ impl Cluster {
 
 pub const INSERT: DmlKind = DmlKind::Insert { on_conflict: InsertConflict::Error };
 
-fn start_job(
+/// Of a job that has not been started.
+fn logged(
     relation: Relation,
     version: JobVersion,
     inputs: Vec<Relation>,
     parallelism: usize,
-) -> StartJob {
-    StartJob {
-        relation,
-        generation: Generation(0),
-        version,
-        record: 0,
-        horizon: Epoch::ZERO,
-        inputs,
-        parallelism,
-    }
+) -> Logged {
+    Logged { relation, generation: Generation(0), version, inputs, parallelism }
 }
 
 fn relation(id: u32, kind: RelationKind) -> Relation {

@@ -29,7 +29,7 @@ impl Cluster {
         relation.append_only = true;
         let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
         self.end_at(Epoch(version.epoch), 0);
-        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
+        let id = self.register(logged(relation, version, Vec::new(), 1), None);
         self.start(id).await.unwrap();
         id
     }

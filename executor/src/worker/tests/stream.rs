@@ -118,6 +118,7 @@ async fn records_about_a_job_that_is_being_opened_wait_until_it_is() {
     c.insert(t, (0..100).map(|i| (i, i))).await;
     let record = c.meta.log.lock().len() as u64;
     let opening = c.worker.shared.begin_opening(t, record).await.unwrap();
+    opening.set_as_of(record);
     let edit = c.store.job(t).unwrap().flush().await.unwrap();
     c.meta.fold_edit(t, edit);
     let message = c.meta.next_message();
@@ -140,7 +141,9 @@ async fn a_call_that_gives_up_does_not_end_the_opening_of_another() {
     let record = c.meta.log.lock().len() as u64;
     let shared = &c.worker.shared;
     let first = shared.begin_opening(t, record).await.unwrap();
+    first.set_as_of(record);
     let second = shared.begin_opening(t, record).await.unwrap();
+    second.set_as_of(record);
     assert!(!first.is_current() && second.is_current());
     let edit = c.store.job(t).unwrap().flush().await.unwrap();
     c.meta.fold_edit(t, edit);
@@ -159,16 +162,18 @@ async fn a_call_that_gives_up_does_not_end_the_opening_of_another() {
 async fn what_a_call_has_started_is_not_added_when_another_opens_the_job() {
     let (c, t) = Cluster::with_table(ExecOptions::default()).await;
     c.insert(t, (0..100).map(|i| (i, i))).await;
-    let (shared, record) = (&c.worker.shared, c.meta.log.lock().len() as u64);
-    let asked = StartJob { record, ..c.meta.jobs.lock()[&t].start.clone() };
+    let (shared, order) = (&c.worker.shared, c.meta.order(t));
+    let logged = || shared.logged(t, order.generation).unwrap();
     shared.remove(t, |_| true).await;
-    let first = shared.begin_opening(t, record).await.unwrap();
-    let job = start::start(shared, asked.clone()).await.unwrap();
-    let second = shared.begin_opening(t, record).await.unwrap();
+    let first = shared.begin_opening(t, order.record).await.unwrap();
+    first.set_as_of(order.record);
+    let job = start::start(shared, logged(), 1).await.unwrap();
+    let second = shared.begin_opening(t, order.record).await.unwrap();
+    second.set_as_of(order.record);
     let Err(job) = first.add(job) else { panic!("it was overtaken") };
     job.stop().await;
     assert!(shared.job(t).is_none());
-    let job = start::start(shared, asked).await.unwrap();
+    let job = start::start(shared, logged(), 1).await.unwrap();
     assert!(second.add(job).is_ok());
     assert!(shared.job(t).is_some_and(|job| !job.is_stopped()));
 }
@@ -182,6 +187,7 @@ async fn what_is_acknowledged_while_a_job_is_opened_is_not_taken_back() {
     c.meta.fold_edit(t, edit);
     let record = c.meta.log.lock().len() as u64;
     let opening = c.worker.shared.begin_opening(t, record).await.unwrap();
+    opening.set_as_of(record);
     let at = c.worker.apply_records(c.meta.next_message()).await.unwrap();
     assert_eq!(at, Acknowledged { received: record, behind: Vec::new() });
     drop(opening);

@@ -19,7 +19,7 @@ impl Cluster {
         relation.key = vec![0];
         relation.distribution = vec![0];
         let version = JobVersion { epoch: self.meta.next_epoch().0, ..JobVersion::default() };
-        let id = self.register(start_job(relation, version, Vec::new(), 1), None);
+        let id = self.register(logged(relation, version, Vec::new(), 1), None);
         self.start(id).await.unwrap();
         id
     }

@@ -261,9 +261,8 @@ fn no_worker() -> CallError {
 #[async_trait]
 impl ComputeService for Peer {
     async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        let started = self.call(Delivery::Once, move |process| {
-            let start = start.clone();
-            async move { Ok(process.worker().ok_or_else(no_worker)?.start_job(start).await?) }
+        let started = self.call(Delivery::Once, move |process| async move {
+            Ok(process.worker().ok_or_else(no_worker)?.start_job(start).await?)
         });
         Ok(started.await?)
     }

@@ -14,7 +14,7 @@ use millrace_rpc::catalog::RelationKind;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{Entry as LogEntry, ProcessRole};
 use millrace_rpc::sequence::Sequence;
-use millrace_rpc::services::{Cut, RunningJob, StartJob};
+use millrace_rpc::services::{Cut, JobToStart, RunningJob, StartJob};
 use millrace_rpc::stream::{Acknowledged, EntryOutcome, StreamError, StreamMessage};
 use millrace_rpc::version::{Flushed, JobCommit, JobVersion, RunMeta, SliceRef, VersionEdit};
 use object_store::path::Path;
@@ -104,8 +104,17 @@ impl Worker {
         Ok(self.member.follower.wait_for(record, deadline).await?)
     }
 
+    /// What the log has of a job that it has placed here in this generation.
+    fn logged(&self, id: JobId, generation: Generation) -> Option<JobToStart> {
+        let own = self.member.process.incarnation();
+        self.member.follower.read(|state| {
+            let is_here = state.jobs.get(&id).is_some_and(|job| job.process == own);
+            state.job_to_start(id).filter(|job| is_here && job.generation == generation)
+        })
+    }
+
     pub async fn start_job(&self, start: StartJob) -> Result<(), SqlError> {
-        let (id, generation) = (RelationId(start.relation.id), start.generation);
+        let (id, generation) = (start.job, start.generation);
         self.reach(start.record).await?;
         let is_past = |jobs: &BTreeMap<JobId, Job>| {
             jobs.get(&id).is_some_and(|job| {
@@ -116,19 +125,20 @@ impl Worker {
         if is_past(&self.jobs.lock()) {
             return Err(not_here());
         }
+        let logged = self.logged(id, generation).ok_or_else(not_here)?;
         let (world, process) = (&self.member.world, &self.member.process);
         world.note(|| format!("{} starts {id} generation {}", process.node, generation.0));
         world.owned(id, generation, process.incarnation());
         world.check_start(id, generation);
         self.stop_job(id, generation);
-        let _pinned = self.member.pin(objects_of(&start.version));
-        let entries = content::read_version(&self.store, &start.version).await;
+        let _pinned = self.member.pin(objects_of(&logged.version));
+        let entries = content::read_version(&self.store, &logged.version).await;
         let is_current = self.member.follower.read(|state| {
             let job = state.jobs.get(&id);
             job.is_some_and(|job| job.version.generation == generation.0)
         });
         let entries = match is_current {
-            true => self.member.must_read(&start.relation.name, entries),
+            true => self.member.must_read(&logged.relation.name, entries),
             false => entries.ok(),
         };
         let entries = entries.ok_or_else(|| SqlError::internal("its content cannot be read"))?;
@@ -140,14 +150,14 @@ impl Worker {
         let job = Job {
             generation,
             instance: self.instances.fetch_add(1, Ordering::Relaxed),
-            is_table: start.relation.kind() == RelationKind::Table,
-            table: start.relation.first_table_id,
-            name: start.relation.name,
-            inputs: start.inputs.iter().map(|r| RelationId(r.id)).collect(),
-            number: start.version.commits,
+            is_table: logged.relation.kind() == RelationKind::Table,
+            table: logged.relation.first_table_id,
+            name: logged.relation.name.clone(),
+            inputs: logged.inputs.iter().map(|r| RelationId(r.id)).collect(),
+            number: logged.version.commits,
             rows: content::rows_at(&entries, Epoch::MAX),
-            horizon: start.horizon,
-            backfill: start.version.backfill,
+            horizon: logged.horizon,
+            backfill: logged.version.backfill.clone(),
             open: Vec::new(),
             sealed: VecDeque::new(),
             cutting: 0,
