@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
+use millrace_common::{Epoch, Generation, RelationId, SqlError, SqlState};
+use millrace_executor::ExecError;
 use millrace_executor::input::relations::Elsewhere;
 use millrace_executor::worker::rows_table;
-use millrace_executor::{ExecError, Worker};
 use millrace_meta::LogFollower;
 use millrace_rpc::catalog::Relation;
 use millrace_storage::{FollowedJob, FollowedVersion, StorageError, VersionFollower};
@@ -51,29 +51,6 @@ impl FollowedInputs {
     pub fn dropped_of(&self, mut objects: Vec<String>) -> Vec<String> {
         self.follower.read(|state| objects.retain(|name| !state.objects.is_referenced(name)));
         objects
-    }
-
-    /// The open jobs that the log has dropped or placed on another process, and the generation that each has there.
-    fn moved(&self, worker: &Worker) -> Vec<(JobId, Generation)> {
-        let open = worker.open_jobs();
-        self.follower.read(|state| {
-            let moved = |(id, _): (JobId, Generation)| {
-                let Some(job) = state.jobs.get(&id) else {
-                    return Some((id, Generation(u64::MAX)));
-                };
-                let is_elsewhere = job.process != 0 && job.process != self.incarnation;
-                is_elsewhere.then_some((id, Generation(job.version.generation)))
-            };
-            open.into_iter().filter_map(moved).collect()
-        })
-    }
-
-    /// Ends what the log has dropped, or placed elsewhere.
-    pub async fn leave_moved(&self, worker: &Worker) {
-        for (job, generation) in self.moved(worker) {
-            tracing::info!(%job, "the job does not run here any more");
-            worker.leave(job, generation).await;
-        }
     }
 }
 

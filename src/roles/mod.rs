@@ -11,6 +11,7 @@ mod compactor;
 mod compute;
 mod console;
 pub(crate) mod elsewhere;
+mod ended;
 pub(crate) mod frontend;
 pub(crate) mod leader;
 mod link;

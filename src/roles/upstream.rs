@@ -11,10 +11,11 @@ use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_executor::Worker;
 use millrace_executor::input::relations::Elsewhere;
 use millrace_meta::LogFollower;
+use millrace_meta::endings::MayEnd;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::MetaControl;
-use millrace_rpc::log::{Entry, LogRecord, SplitMarkAt};
+use millrace_rpc::log::SplitMarkAt;
 use millrace_rpc::remote::RemoteMeta;
 use millrace_rpc::request::carried;
 use millrace_rpc::services::{
@@ -86,11 +87,17 @@ impl ComputeService for Following {
     async fn apply_records(&self, message: StreamMessage) -> Result<Acknowledged, StreamError> {
         let taken = self.follower.take(&message.records).await;
         taken.map_err(|e| StreamError::Failed(SqlError::from(e)))?;
-        let may_move = message.records.iter().any(|r| moves_jobs(&r.record));
+        let may_end = MayEnd::of(message.records.iter().map(|r| &*r.record));
         let applied = self.worker.apply_records(message).await;
-        if may_move {
-            let (worker, inputs) = (Arc::clone(&self.worker), Arc::clone(&self.inputs));
-            spawn("leave jobs", async move { inputs.leave_moved(&worker).await });
+        // Commits of what has ended were concluded first.
+        let ended = self.inputs.ended(&self.worker, &may_end);
+        if !ended.is_empty() {
+            let worker = Arc::clone(&self.worker);
+            spawn("end generations", async move {
+                for ended in ended {
+                    ended.end(&worker).await;
+                }
+            });
         }
         applied
     }
@@ -149,12 +156,6 @@ async fn to_its_end<T: Send + 'static>(
 ) -> Result<T, SqlError> {
     let ended = spawn(name, carried(work)).await;
     ended.unwrap_or_else(|error| Err(SqlError::internal(format!("{name}: {error}"))))
-}
-
-/// Whether jobs may run elsewhere after this record, or nowhere.
-fn moves_jobs(record: &LogRecord) -> bool {
-    let mut entries = record.entries.iter().filter_map(|e| e.entry.as_ref());
-    entries.any(|entry| matches!(entry, Entry::PlaceJobs(_) | Entry::DropRelations(_)))
 }
 
 /// See the module.
