@@ -124,6 +124,11 @@ impl LogFollower {
         self.state.read().store_id
     }
 
+    /// Whether the log has fenced the process of this incarnation; 0 stands for a caller that has none.
+    pub fn is_fenced(&self, incarnation: u64) -> bool {
+        incarnation != 0 && self.read(|state| state.processes.is_fenced(incarnation))
+    }
+
     /// Epoch of that record.
     pub fn head(&self) -> Epoch {
         self.state.read().epoch

@@ -258,6 +258,13 @@ pub trait MetaService: Send + Sync {
         vec![None; splits.len()]
     }
 
+    /// Whether the log has fenced the process of this incarnation: its statements enter no table from then on. Never where
+    /// one process does everything.
+    fn is_fenced(&self, incarnation: u64) -> bool {
+        let _ = incarnation;
+        false
+    }
+
     /// Whether inputs of a job have changes that it has not committed.
     fn is_behind(&self, job: JobId) -> bool {
         let _ = job;

@@ -227,6 +227,10 @@ impl MetaService for Upstream {
         self.follower.source_offsets(source, epoch)
     }
 
+    fn is_fenced(&self, incarnation: u64) -> bool {
+        self.follower.is_fenced(incarnation)
+    }
+
     fn is_behind(&self, job: JobId) -> bool {
         self.follower.is_behind(job)
     }

@@ -319,6 +319,8 @@ impl Load {
             _ => None,
         };
         let turns = self.turns().await?;
+        // Before its runs count as ones that the log may come to name.
+        self.table.check_frontend(self.id)?;
         let mut rows = (self.rows, self.row_count);
         let runs = match self.kind {
             NEW_ROWS => {

@@ -182,6 +182,7 @@ fn enter(id: StatementId, checked: Vec<Checked>, tables: &Tables) -> Result<Wait
     if states.iter().any(|state| state.is_stopped()) {
         return Err(DmlError::Conflict);
     }
+    first.check_frontend(id)?;
     let mut waiting = Vec::with_capacity(checked.len());
     for Checked { table, entered, writes, on_time } in checked {
         let Some(at) = list.iter().position(|t| t.job == table.job) else { continue };

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use arrow::array::{Array, UInt32Array};
+use millrace_common::SqlError;
+use millrace_rpc::call_error::CallError;
 use millrace_rpc::version::StatementId;
 use tokio::sync::oneshot;
 
@@ -129,6 +131,7 @@ impl Sequencer {
         if state.stopped {
             return Err(DmlError::Conflict);
         }
+        self.check_frontend(statement.id)?;
         if statement.mark.as_ref().is_some_and(|m| state.has(m)) {
             return Ok((Ok((0, None)), state.settled()));
         }
@@ -149,6 +152,18 @@ impl Sequencer {
         }
         let receiver = self.write_statement(&mut state, statement.id, &statement.entered, writes);
         Ok((Ok(entered), Err(receiver)))
+    }
+
+    /// An error for a statement of a frontend that the log has fenced: advisory locks of its sessions are given to others
+    /// once what had entered before is in the log. Asked while the state is locked, so that no epoch ends between this and
+    /// the entry: a cut that was decided later than the fence has all that was let through. Numbers of sinks, which are in
+    /// the place of incarnations, are above all of these.
+    pub(in crate::dml) fn check_frontend(&self, id: StatementId) -> Result<(), DmlError> {
+        let incarnation = id.frontend;
+        match self.meta.is_fenced(incarnation) {
+            true => Err(SqlError::from(CallError::Fenced { incarnation }).into()),
+            false => Ok(()),
+        }
     }
 
     pub(in crate::dml) fn write_statement(

@@ -152,6 +152,7 @@ impl Sequencer {
             if state.stopped {
                 return Err(DmlError::Conflict);
             }
+            self.check_frontend(id)?;
             let (sender, receiver) = oneshot::channel();
             self.recent.lock().note_all();
             let open = &mut state.open;

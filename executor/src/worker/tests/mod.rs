@@ -101,6 +101,8 @@ pub struct FakeMeta {
     pub faults: Mutex<Option<u64>>,
     /// The log ends a job's generation when so many times more was asked what it has of the job; 0: it does not.
     pub ends_after: Mutex<usize>,
+    /// The incarnation that the log has fenced.
+    pub fenced: Mutex<Option<u64>>,
 }
 
 impl FakeMeta {
@@ -308,6 +310,10 @@ impl MetaService for Meta {
         let known = self.0.watermarks.lock();
         let last = known.iter().rev().find(|(e, _)| *e <= epoch.0);
         last.map(|&(_, value)| ColumnWatermark { column: 1, value }).into_iter().collect()
+    }
+
+    fn is_fenced(&self, incarnation: u64) -> bool {
+        *self.0.fenced.lock() == Some(incarnation)
     }
 
     fn is_behind(&self, job: JobId) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_common::{SqlError, SqlState};
 
 use super::*;
-use crate::dml::{EntryFlag, LoadKind, OnRepeat, ReadSet};
+use crate::dml::{EntryFlag, Load, LoadKind, OnRepeat, ReadSet};
 
 /// Loads go to the table in parts.
 fn small_loads() -> ExecOptions {
@@ -351,4 +351,52 @@ async fn statements_of_a_table_that_stops_are_told() {
     cut_waits(&c, t).await;
     c.worker.stop_job(t, Generation(2)).await;
     assert!(matches!(statement.await.unwrap(), Err(DmlError::Conflict)));
+}
+
+/// What its sessions have locked is given to others: neither what it sends later may be committed, nor what waits here.
+#[tokio::test]
+async fn statements_of_a_fenced_frontend_enter_no_table() {
+    let options = ExecOptions { load_bytes: 4 << 10, ..ExecOptions::default() };
+    let (c, t) = Cluster::with_table(options).await;
+    c.insert(t, [(1, 1)]).await;
+    let id = |number| StatementId { frontend: 2, number };
+    let mut loads = Vec::new();
+    for (number, keys) in [(1, 10..12), (2, 100..1_000)] {
+        let mut load = c.worker.begin_load(t, id(number), NEW_ROWS).await.unwrap();
+        let rows: Vec<Row> = keys.map(|key| (key, 0, 1)).collect();
+        load.append(delta(&rows)).await.unwrap();
+        loads.push(load);
+    }
+    assert_eq!(loads.iter().map(Load::has_spilled).collect::<Vec<_>>(), [false, true]);
+    // It waits for its turn when the frontend is fenced.
+    let turn = c.worker.lock_tables(&[t]).await.unwrap();
+    let entered = EntryFlag::default();
+    let statement = DmlStatement {
+        id: id(3),
+        delta: delta(&[(3, 3, 1)]),
+        kind: INSERT,
+        mark: None,
+        entered: entered.clone(),
+        announced: None,
+    };
+    let mut waiting = Box::pin(c.worker.apply_dml(t, statement));
+    assert!(futures::poll!(&mut waiting).is_pending());
+    *c.meta.fenced.lock() = Some(2);
+    drop(turn);
+
+    let parts = vec![(t, delta(&[(4, 4, 1)]), INSERT)];
+    let block = c.worker.apply_transaction(id(4), parts, ReadSet::default(), &entered);
+    let mut outcomes = vec![waiting.await, block.await];
+    for load in loads {
+        outcomes.push(load.finish(&entered).await);
+    }
+    for outcome in outcomes {
+        match outcome {
+            Err(DmlError::Sql(error)) => assert_eq!(error.state, SqlState::ADMIN_SHUTDOWN),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!entered.is_set(), "nothing of them may be committed");
+    c.insert(t, [(5, 5)]).await;
+    assert_eq!(c.rows(t).await, [(1, 1, 1), (5, 5, 1)]);
 }
