@@ -78,6 +78,8 @@ impl Joining {
     ) -> Result<Joining, StartError> {
         let identity = Arc::new(Identity::follower().with_tls(advertised.tls.clone()));
         let admission = Arc::new(Admission::default().with_tls(advertised.tls.clone()));
+        let fences = Arc::clone(log);
+        admission.follow_fences(move |incarnation| fences.is_fenced(incarnation));
         let limits = CallLimits { patience: LEADER_PATIENCE, ..CallLimits::default() };
         let first = metas.first().map(String::as_str).unwrap_or_default();
         let peer = Peer::new(first, Arc::clone(&identity), limits).map_err(refused)?;
@@ -202,5 +204,37 @@ mod tests {
         tokio::spawn(Server::new(admission).leader(slot).serve(listener));
         let link = tokio::time::timeout(LIMIT, registering).await.unwrap().unwrap();
         assert!(meta.read_state(|state| state.processes.is_live(link.incarnation)));
+    }
+
+    /// A process learns of fences by the log alone.
+    #[tokio::test]
+    async fn calls_of_a_process_that_the_log_has_fenced_are_refused() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let meta = Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap();
+        let env = EnvHandle::default();
+        let log = Arc::new(LogFollower::open(store, env.clone()).await.unwrap());
+        let contact = Contact { address: String::new(), tls: None };
+        let metas = ["127.0.0.1:1".to_owned()];
+        let joining = Joining::new(&metas, ProcessRole::Compute, &contact, &log, &env).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        // It serves nothing but that it leads, which it does not.
+        let server = Server::new(Arc::clone(&joining.admission)).leader(Arc::default());
+        tokio::spawn(server.serve(listener));
+        let of = |incarnation| {
+            let identity = Identity::new(meta.term(), incarnation);
+            identity.set_store(meta.store_id().unwrap());
+            let peer = Peer::new(&address, Arc::new(identity), CallLimits::default());
+            RemoteMeta::new(peer.unwrap())
+        };
+        let (caller, newcomer) = (of(meta.incarnation()), of(0));
+        let taken = caller.flush().await;
+        assert!(matches!(taken, Err(CallError::NotLeader { .. })), "{taken:?}");
+        meta.resign().await.unwrap();
+        log.catch_up().await.unwrap();
+        let refused = caller.flush().await;
+        assert!(matches!(refused, Err(CallError::Fenced { .. })), "{refused:?}");
+        let taken = newcomer.flush().await;
+        assert!(matches!(taken, Err(CallError::NotLeader { .. })), "{taken:?}");
     }
 }

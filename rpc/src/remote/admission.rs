@@ -1,6 +1,8 @@
 //! Which calls a process takes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -53,6 +55,22 @@ struct Known {
     heard: Option<Instant>,
 }
 
+/// Whether the log has fenced a process, by its incarnation.
+#[derive(Default)]
+struct FencedInLog(OnceLock<Box<dyn Fn(u64) -> bool + Send + Sync>>);
+
+impl FencedInLog {
+    fn has(&self, incarnation: u64) -> bool {
+        self.0.get().is_some_and(|has| has(incarnation))
+    }
+}
+
+impl fmt::Debug for FencedInLog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FencedInLog").field(&self.0.get().is_some()).finish()
+    }
+}
+
 /// What a process knows of terms, incarnations and the leader. Invariant: its term never falls.
 #[derive(Debug, Default)]
 pub struct Admission {
@@ -68,6 +86,8 @@ pub struct Admission {
     /// The stores whose calls were refused, and when the log was told so last. `None`: callers that know of none.
     refused: Mutex<BTreeMap<Option<StoreId>, Instant>>,
     fenced: RwLock<BTreeSet<u64>>,
+    /// The others that the log has fenced, where this process follows it.
+    fenced_in_log: FencedInLog,
     stopping: CancellationToken,
     /// How callers prove who they are. `None`: they need not.
     tls: Option<Tls>,
@@ -174,6 +194,12 @@ impl Admission {
         self.fenced.write().insert(incarnation);
     }
 
+    /// So are those of the processes that the log has fenced, as this says by their incarnations; 0 is a caller that has
+    /// none. It is asked with every call. Once; a second call changes nothing.
+    pub fn follow_fences(&self, is_fenced: impl Fn(u64) -> bool + Send + Sync + 'static) {
+        let _ = self.fenced_in_log.0.set(Box::new(is_fenced));
+    }
+
     /// Ends answers that have no end of their own, so that the server can.
     pub fn stop(&self) {
         self.stopping.cancel();
@@ -255,6 +281,10 @@ impl Admission {
             if term < highest {
                 return Err(CallError::StaleTerm { term: highest });
             }
+        }
+        // Later than the term: a leader that the next one has fenced is told of that one.
+        if self.fenced_in_log.has(incarnation) {
+            return Err(CallError::Fenced { incarnation });
         }
         if target != 0 && target != own {
             return Err(CallError::StaleIncarnation { incarnation: own });

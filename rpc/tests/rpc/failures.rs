@@ -1,6 +1,7 @@
 //! What callers are told when a call fails, and what a server does with calls it must not take.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -72,6 +73,23 @@ async fn callers_that_are_behind_are_told_of_what() {
     assert!(matches!(succeeded, Err(CallError::StaleIncarnation { incarnation: 30 })));
     admission.fence(20);
     assert!(matches!(meta.flush().await, Err(CallError::Fenced { incarnation: 20 })));
+}
+
+#[tokio::test]
+async fn who_is_fenced_in_the_log_that_a_process_follows_is_refused() {
+    let admission = Arc::new(Admission::default());
+    let fenced = Arc::new(AtomicU64::new(21));
+    let last = Arc::clone(&fenced);
+    admission.follow_fences(move |incarnation| incarnation == last.load(Ordering::Relaxed));
+    let (_fake, address) = serve(Arc::clone(&admission)).await;
+    let identity = Arc::new(Identity::new(4, 20));
+    let meta = RemoteMeta::new(peer(&address, Arc::clone(&identity)));
+    meta.flush().await.unwrap();
+    fenced.store(20, Ordering::Relaxed);
+    assert!(matches!(meta.flush().await, Err(CallError::Fenced { incarnation: 20 })));
+    // A leader that has been succeeded looks for the next one.
+    admission.raise_term(5);
+    assert!(matches!(meta.flush().await, Err(CallError::StaleTerm { term: 5 })));
 }
 
 #[tokio::test]
