@@ -377,7 +377,35 @@ impl AdvisoryLocks {
         self.changed.notify_waiters();
     }
 
-    /// The process of sessions is fenced: they have ended.
+    /// Whether a session of this process holds a lock.
+    pub fn are_held_by(&self, process: u64) -> bool {
+        let table = self.table.lock();
+        table.owners.iter().any(|(session, of)| session.process == process && !of.keys.is_empty())
+    }
+
+    /// The process of a session is fenced, which has not been told of this lock: it does not hold that. What else it holds
+    /// is freed with the other locks of the process.
+    pub fn release_untold(&self, holder: SessionId, lock: Option<(Key, Mode)>) {
+        {
+            let mut table = self.table.lock();
+            if let Some((key, mode)) = lock {
+                table.give_back(holder, key, |hold| {
+                    let is_it = hold.mode == mode;
+                    if is_it {
+                        (hold.session, hold.transaction) = (0, 0);
+                    }
+                    is_it
+                });
+            }
+            // Of one that holds nothing more there may be nobody who forgets it.
+            if table.owners.get(&holder).is_some_and(|owner| owner.keys.is_empty()) {
+                table.owners.remove(&holder);
+            }
+        }
+        self.changed.notify_waiters();
+    }
+
+    /// The sessions of a fenced process have ended, and nothing more of them can be committed.
     pub fn release_process(&self, process: u64) {
         let sessions: Vec<SessionId> = {
             let table = self.table.lock();

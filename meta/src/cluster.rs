@@ -6,6 +6,7 @@
 //! is full, another leader takes over. So it is derived from the log alone and repeated until nothing is left to do
 //! ([`Cluster::settle`]).
 
+mod locks;
 mod lost;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -369,10 +370,10 @@ impl Cluster {
             self.senders.lock().remove(incarnation);
             self.shared.streams.close(*incarnation);
             self.compactors.remove(*incarnation);
-            self.shared.advisory.release_process(*incarnation);
             self.shared.sessions.forget(*incarnation);
             self.shared.lookups.forget_process(*incarnation);
             self.connect.fenced(*incarnation);
+            self.free_locks(*incarnation);
         }
         if !fenced.is_empty() {
             info!(incarnations = ?fenced, "processes are fenced");

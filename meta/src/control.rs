@@ -231,7 +231,7 @@ impl MetaControl for Meta {
         // Of a process that was fenced meanwhile nobody takes it back.
         let session = proto_session(holder);
         if let Err(fenced) = self.live_session(Some(session)) {
-            locks.release_all(holder);
+            locks.release_untold(holder, matches!(taken, Ok(true)).then_some((key, mode)));
             return Err(fenced);
         }
         Ok(TakeLockAnswer { taken: taken?, term })

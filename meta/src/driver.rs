@@ -4,6 +4,7 @@
 //! waits for a job: a job that hangs or fails delays nobody. A cancelled driver (DROP) stops at its next
 //! await, whatever it awaits.
 
+mod settled;
 mod sink;
 mod start;
 
@@ -19,6 +20,7 @@ use millrace_rpc::version::JobCommit;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use self::settled::Settles;
 use self::sink::Publishing;
 use crate::commit_volume::bytes_of;
 use crate::error::{VoidReason, is_skewed};
@@ -103,9 +105,9 @@ impl Driver {
     /// Generation after generation.
     async fn supervise(&self) {
         self.await_inputs_started().await;
-        let mut failures = 0;
+        let (mut failures, mut before) = (0, None);
         loop {
-            let Some(generation) = self.shared.generation(self.handle.id) else { return };
+            let Some(generation) = self.next_generation(&mut before) else { return };
             let commits = self.handle.counters().commits;
             let ended = AssertUnwindSafe(self.run_generation(generation)).catch_unwind().await;
             let ended = ended.unwrap_or_else(|panic| ExitReason::Failed(panicked(panic.as_ref())));
@@ -380,20 +382,21 @@ impl Driver {
         self.handle.set_cutting(None);
         let root = epoch == Epoch::ZERO;
         check_answer(id, generation, cut, &commit)?;
+        let settles = Settles::of(&commit, record);
         if !root || !commit.is_empty() {
             in_flight.take_number();
         }
         let took = self.shared.env.elapsed(begun);
         self.handle.set_sealed(Some(Sealed { from, to: epoch, took }));
         self.shared.notify_sources_of(id);
-        self.take(generation, commit, begun, in_flight, publishing).await
+        self.take(generation, (commit, settles), begun, in_flight, publishing).await
     }
 
     /// Has what was sealed logged, concluded and, of a sink, published, beside what the driver does next.
     async fn take<'a, 'g: 'a>(
         &'g self,
         generation: Generation,
-        commit: JobCommit,
+        (commit, settles): (JobCommit, Settles),
         begun: Instant,
         in_flight: &mut InFlight<'a, ExitReason>,
         publishing: &'a Publishing<'g>,
@@ -422,11 +425,13 @@ impl Driver {
                 }
                 if root && commit.is_empty() {
                     // What was last sealed has no entry in the log: the worker concludes it.
+                    settles.note(&self.shared);
                     turn.end();
                     self.handle.notify.notify_one();
                     return Ok(());
                 }
                 let record = self.commit(generation, commit, begun, &mut turn).await?;
+                settles.note(&self.shared);
                 if publishes {
                     self.publish_staged(generation, publishing).await;
                 }

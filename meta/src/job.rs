@@ -46,6 +46,8 @@ pub struct JobHandle {
     started: Mutex<Option<Generation>>,
     /// The last record about the job that the worker has applied.
     applied: watch::Sender<u64>,
+    /// Of a table: see [`JobHandle::note_settled`].
+    settled: watch::Sender<u64>,
     /// The newest horizon that was given out: what is written from then on may hold no versions below.
     horizon: AtomicU64,
     /// Of a sink: the last sequence that this process has seen its target take.
@@ -75,6 +77,7 @@ impl JobHandle {
             generation: Mutex::new(None),
             started: Mutex::new(None),
             applied: watch::Sender::new(0),
+            settled: watch::Sender::new(0),
             horizon: AtomicU64::new(0),
             published: AtomicU64::new(0),
             logging: Mutex::default(),
@@ -224,6 +227,23 @@ impl JobHandle {
         let mut applied = self.applied.subscribe();
         // The sender is in `self`.
         let _ = applied.wait_for(|applied| *applied >= record).await;
+    }
+
+    /// What has entered the table before its process knew this record of the log is in the log, or never will be. A smaller
+    /// number than before changes nothing.
+    pub fn note_settled(&self, record: u64) {
+        self.settled.send_if_modified(|settled| {
+            let more = record > *settled;
+            *settled = record.max(*settled);
+            more
+        });
+    }
+
+    /// Completes when that is so for this record.
+    pub async fn wait_settled(&self, record: u64) {
+        let mut settled = self.settled.subscribe();
+        // The sender is in `self`.
+        let _ = settled.wait_for(|settled| *settled >= record).await;
     }
 
     pub fn horizon(&self) -> Epoch {

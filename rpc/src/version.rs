@@ -384,6 +384,7 @@ pub struct CommitGroup {
     /// Unique among the groups of the worker's life.
     #[prost(uint64, tag = "1")]
     pub id: u64,
+    /// First the one whose cut has ended the epochs of all.
     #[prost(message, repeated, tag = "2")]
     pub members: Vec<GroupMember>,
 }

@@ -192,3 +192,22 @@ async fn the_locks_of_a_fenced_process_are_free() {
     waiting.await.unwrap().unwrap();
     assert_eq!(locks.try_acquire(&theirs).unwrap_err().state.0, "57P01");
 }
+
+/// It may have been given one lock when it is fenced, and not know it.
+#[test]
+fn a_fenced_process_keeps_what_it_knows_of_until_all_is_freed() {
+    let locks = locks();
+    let (known, untold) = (request(1, 1, Mode::Exclusive), request(1, 2, Mode::Exclusive));
+    let holder = SessionId { process: 2, pid: 9 };
+    let other = |key| Request { holder, ..request(1, key, Mode::Shared) };
+    locks.enter(holder);
+    assert!(locks.takes(&known) && locks.takes(&untold) && locks.are_held_by(1));
+    locks.release_untold(session(1), Some((untold.key, untold.mode)));
+    assert!(locks.takes(&other(2)) && !locks.takes(&other(1)));
+    locks.release_process(1);
+    assert!(locks.takes(&other(1)) && !locks.are_held_by(1));
+    // It has asked before, and is given nothing later.
+    locks.enter(session(1));
+    locks.release_untold(session(1), None);
+    assert!(locks.try_acquire(&request(1, 3, Mode::Shared)).is_err());
+}

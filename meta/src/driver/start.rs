@@ -13,7 +13,7 @@ use millrace_rpc::log::{Entry, Rebuild};
 use millrace_rpc::services::{RunningJob, StartJob};
 use tracing::{info, warn};
 
-use super::{Driver, ExitReason, INPUT_START_LIMIT, Publishing};
+use super::{Driver, ExitReason, INPUT_START_LIMIT, Publishing, Settles};
 use crate::in_flight::InFlight;
 use crate::state::is_derived;
 
@@ -176,6 +176,8 @@ impl Driver {
             for commit in running.sealed {
                 in_flight.take_number();
                 let begun = self.shared.env.now();
+                // As of which record it was cut is not known.
+                let commit = (commit, Settles::default());
                 self.take(generation, commit, begun, in_flight, publishing).await?;
             }
             if !running.is_cutting {

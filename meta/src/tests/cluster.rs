@@ -411,7 +411,7 @@ async fn garbage_is_collected_when_an_operator_asks() {
     assert!(began.elapsed() < hour, "nobody waits for the next round by itself");
 }
 
-async fn take_lock(meta: &Meta, process: u64, key: i64) -> Result<TakeLockAnswer, CallError> {
+pub async fn take_lock(meta: &Meta, process: u64, key: i64) -> Result<TakeLockAnswer, CallError> {
     let session = Some(SessionId { process, pid: 7 });
     let lock = Some(advisory::to_proto(Key::One(key), Mode::Exclusive));
     let request = TakeLockRequest { session, lock, waits: true, number: key as u64 };
@@ -463,7 +463,7 @@ impl Connect for Places {
 }
 
 /// From now on this process tells that it is there.
-fn beats(meta: &Arc<Meta>, incarnation: u64) -> AbortOnDropHandle<()> {
+pub fn beats(meta: &Arc<Meta>, incarnation: u64) -> AbortOnDropHandle<()> {
     let meta = Arc::clone(meta);
     AbortOnDropHandle::new(tokio::spawn(async move {
         while beat(&meta, incarnation).await.is_ok() {

@@ -18,6 +18,7 @@ mod first_scans;
 mod fold;
 mod follower;
 mod isolation;
+mod locks;
 mod log;
 mod many_jobs;
 mod processes;
