@@ -57,7 +57,7 @@ pub trait Connect: Send + Sync {
         address: &str,
         incarnation: u64,
     ) -> Result<Arc<dyn CompactorService>, SqlError>;
-    /// The process is fenced: its calls are refused from now on.
+    /// The process is fenced: its calls are refused from now on, and its definitions under way end.
     fn fenced(&self, incarnation: u64);
 }
 

@@ -8,6 +8,9 @@
 //! cut that was decided later, or because another generation of it has begun (`driver::settled`). What runs nowhere commits
 //! nothing, and begins with all records. So nobody waits longer than for a commit of each table, or for a lost process
 //! until that is fenced, too.
+//!
+//! What a session defines is refused from the fence on, and ends where it was waiting (`Connect::fenced`). What had come
+//! into the queue of the log's writer by then is in the log when an entry behind it is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +18,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use millrace_common::task::spawn;
 use millrace_rpc::catalog::RelationKind;
+use millrace_rpc::log::{Entry, Tick};
 use tracing::info;
 
 use super::Cluster;
@@ -38,6 +42,10 @@ impl Cluster {
             let began = shared.env.now();
             let record = shared.state.read().number;
             settle_tables(&shared, record).await;
+            if let Ok(log) = shared.log() {
+                // One that is refused has had its turn as well, and a leader that is deposed gives no locks.
+                let _ = log.append(Entry::Tick(Tick {})).await;
+            }
             shared.advisory.release_process(incarnation);
             let waited_ms = shared.env.elapsed(began).as_millis() as u64;
             info!(incarnation, waited_ms, "advisory locks of a fenced process are free");

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
@@ -86,6 +87,8 @@ pub struct Admission {
     /// The stores whose calls were refused, and when the log was told so last. `None`: callers that know of none.
     refused: Mutex<BTreeMap<Option<StoreId>, Instant>>,
     fenced: RwLock<BTreeSet<u64>>,
+    /// Told when there is one more.
+    one_fenced: Notify,
     /// The others that the log has fenced, where this process follows it.
     fenced_in_log: FencedInLog,
     stopping: CancellationToken,
@@ -192,6 +195,20 @@ impl Admission {
     /// Calls of this process are refused from now on.
     pub fn fence(&self, incarnation: u64) {
         self.fenced.write().insert(incarnation);
+        self.one_fenced.notify_waiters();
+    }
+
+    /// Completes when this process has been told to refuse the calls of that one.
+    pub(super) async fn fenced(&self, incarnation: u64) {
+        loop {
+            let mut more = std::pin::pin!(self.one_fenced.notified());
+            // From here on none is missed.
+            more.as_mut().enable();
+            if self.fenced.read().contains(&incarnation) {
+                return;
+            }
+            more.await;
+        }
     }
 
     /// So are those of the processes that the log has fenced, as this says by their incarnations; 0 is a caller that has

@@ -156,8 +156,14 @@ impl Meta for Served {
         &self,
         request: Request<DefineRequest>,
     ) -> Result<Response<DefineAnswer>, Status> {
-        self.admission.admit(&request)?;
-        let defined = self.leader()?.define(request.into_inner()).await;
+        let incarnation = self.admission.admit(&request)?.incarnation;
+        let leader = self.leader()?;
+        // It may wait for long before it has an effect: what its caller's sessions have locked is others' by then.
+        let defined = tokio::select! {
+            biased;
+            () = self.admission.fenced(incarnation) => Err(CallError::Fenced { incarnation }),
+            defined = leader.define(request.into_inner()) => defined,
+        };
         defined.map(Response::new).map_err(CallError::into_status)
     }
 

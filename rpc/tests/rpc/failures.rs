@@ -7,9 +7,9 @@ use std::time::Duration;
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use millrace_common::{DeltaChunk, Epoch, Generation, RelationId, SqlState};
 use millrace_rpc::call_error::{BUILD, CallError, PROTOCOL_VERSION, is_unreachable};
-use millrace_rpc::control::{Heartbeat, MetaControl};
+use millrace_rpc::control::{DefineRequest, Definition, Heartbeat, MetaControl};
 use millrace_rpc::dml::{DmlKind, DmlService, EntryFlag};
-use millrace_rpc::log::CreateSchema;
+use millrace_rpc::log::{CreateSchema, Rebuild};
 use millrace_rpc::proto::node_client::NodeClient;
 use millrace_rpc::proto::{self, Refusal, refusal};
 use millrace_rpc::remote::{
@@ -90,6 +90,25 @@ async fn who_is_fenced_in_the_log_that_a_process_follows_is_refused() {
     // A leader that has been succeeded looks for the next one.
     admission.raise_term(5);
     assert!(matches!(meta.flush().await, Err(CallError::StaleTerm { term: 5 })));
+}
+
+/// It may wait for a compute process, for one, and what its caller's sessions have locked is given to others.
+#[tokio::test]
+async fn a_definition_ends_when_its_caller_is_fenced() {
+    let admission = Arc::new(Admission::default());
+    let (fake, address) = serve(Arc::clone(&admission)).await;
+    let meta = RemoteMeta::new(peer(&address, Arc::new(Identity::new(4, 20))));
+    let change = Some(Definition::Rebuild(Rebuild { job: STUCK.0 }));
+    let defining = meta.define(DefineRequest { id: None, since: 0, change });
+    let fence = async {
+        fake.arrived().await;
+        admission.fence(21);
+        admission.fence(20);
+        fake.was_dropped().await;
+    };
+    let both = async { tokio::join!(defining, fence) };
+    let (ended, ()) = tokio::time::timeout(LIMIT, both).await.unwrap();
+    assert!(matches!(ended, Err(CallError::Fenced { incarnation: 20 })), "{ended:?}");
 }
 
 #[tokio::test]

@@ -10,8 +10,8 @@ use millrace_common::error::ErrorObject;
 use millrace_common::{DeltaChunk, Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::{
-    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReports, ListedLock,
-    MetaControl, ReadEpoch, RecordStream, SessionsAnswer, SessionsTold, SessionsWanted,
+    DefineAnswer, DefineRequest, Definition, GiveBackLocksRequest, Heartbeat, JobReports,
+    ListedLock, MetaControl, ReadEpoch, RecordStream, SessionsAnswer, SessionsTold, SessionsWanted,
     TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::dml::{
@@ -278,7 +278,14 @@ impl MetaControl for Fake {
     }
 
     async fn define(&self, request: DefineRequest) -> Result<DefineAnswer, CallError> {
+        let rebuilds = match &request.change {
+            Some(Definition::Rebuild(rebuild)) => Some(RelationId(rebuild.job)),
+            _ => None,
+        };
         self.note(request);
+        if let Some(id) = rebuilds {
+            self.answer(id).await?;
+        }
         Ok(DefineAnswer { relation: Some(16384), record: 12 })
     }
 
