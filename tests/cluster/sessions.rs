@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Client, NoTls};
 
 use crate::one;
-use crate::process::Cluster;
+use crate::process::{Cluster, stop};
 
 /// How long a test waits for what must come.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -209,6 +209,49 @@ async fn advisory_locks_end_with_whoever_holds_them() {
     assert!(takes(&lost, 11).await && !takes(&other, 11).await);
     cluster.process("frontend1").kill();
     outcome(&other, "SELECT pg_advisory_lock(11)").await.unwrap();
+}
+
+/// What its clients have sent meanwhile it takes for theirs when it goes on, and their locks are others' by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_wakes_up_when_others_have_its_advisory_locks_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start(dir.path()).await;
+    let holder = cluster.connect("frontend1").await;
+    let block = cluster.connect("frontend1").await;
+    let definer = cluster.connect("frontend1").await;
+    let other = cluster.connect("frontend2").await;
+    outcome(&holder, "CREATE TABLE t (id bigint PRIMARY KEY, who text)").await.unwrap();
+    outcome(&holder, "SELECT pg_advisory_lock(1)").await.unwrap();
+    outcome(&holder, "INSERT INTO t VALUES (1, 'holder')").await.unwrap();
+    let begun = "BEGIN; SELECT pg_advisory_xact_lock(2); INSERT INTO t VALUES (2, 'holder')";
+    outcome(&block, begun).await.unwrap();
+    outcome(&definer, "SELECT pg_advisory_lock(3)").await.unwrap();
+
+    stop(cluster.process("frontend1").id());
+    let takes_over = async {
+        for key in 1..=3 {
+            outcome(&other, &format!("SELECT pg_advisory_lock({key})")).await.unwrap();
+        }
+        outcome(&other, "INSERT INTO t VALUES (10, 'other')").await.unwrap();
+        cluster.process("frontend1").signal("CONT");
+    };
+    let (inserted, committed, defined, ()) = tokio::join!(
+        outcome(&holder, "INSERT INTO t VALUES (3, 'holder')"),
+        outcome(&block, "COMMIT"),
+        outcome(&definer, "CREATE TABLE u (id bigint PRIMARY KEY)"),
+        takes_over
+    );
+    let outcomes = [inserted, committed, defined];
+    assert!(outcomes.iter().all(Result::is_err), "{outcomes:?}");
+    let process = cluster.process("frontend1");
+    process.await_end(LIMIT);
+    assert!(process.log().contains("has been fenced"), "{}", process.log());
+    // What it has sent before it ended would be there by now.
+    outcome(&other, "FLUSH").await.unwrap();
+    let rows: i64 = one(&other, "SELECT count(*) FROM t WHERE who = 'holder'").await;
+    assert_eq!(rows, 1, "what was acknowledged before it was stopped, and nothing else");
+    let made: i64 = one(&other, "SELECT count(*) FROM pg_class WHERE relname = 'u'").await;
+    assert_eq!(made, 0);
 }
 
 /// Runs statements until one fails, and returns the code of the error.
