@@ -102,6 +102,11 @@ impl ReadLease {
         self.incarnation.get().is_some()
     }
 
+    /// Whether a leader has heard of the process not long ago: it would not have fenced it yet.
+    pub fn is_answered(&self) -> bool {
+        self.is_registered() && self.silence() < LEASE
+    }
+
     /// The leader has answered a heartbeat that began then, since boot.
     pub fn renew(&self, began: Duration) {
         self.answered.fetch_max(began.as_nanos() as u64, Ordering::AcqRel);
@@ -147,7 +152,7 @@ impl ReadLease {
     }
 
     fn is_current(&self) -> bool {
-        (self.is_registered() && self.silence() < LEASE) || self.since(&self.checked) < CHECKED_FOR
+        self.is_answered() || self.since(&self.checked) < CHECKED_FOR
     }
 
     /// For how long no leader has answered.

@@ -40,6 +40,7 @@ use super::link::{Joining, Link};
 use super::lookups::Lookups;
 use super::metrics::Metrics;
 use super::options::{Auth, RoleConfig};
+use super::reach::TableReach;
 use super::{Ending, Ground};
 use crate::http;
 use crate::http::metrics::Exposition;
@@ -72,7 +73,7 @@ pub struct FrontendProcess {
     shutdown: CancellationToken,
     store: Arc<StateStore>,
     beat: Arc<Mutex<Option<Beat>>>,
-    _following: [AbortOnDropHandle<()>; 3],
+    _following: [AbortOnDropHandle<()>; 4],
     /// Registers the process, where nobody led when it started.
     registering: Option<AbortOnDropHandle<()>>,
     /// Serves the HTTP port until it is dropped.
@@ -116,6 +117,9 @@ impl FrontendProcess {
         let versions = Arc::new(VersionFollower::new(&store));
         let records = spawned(follow(Arc::clone(&log), Arc::clone(&meta)));
         let closing = spawned(close_idle(Arc::clone(&versions)));
+        let reach = TableReach::new(Arc::clone(&log), Arc::clone(&lease), Arc::clone(&identity));
+        let reach = Arc::new(reach);
+        let reaching = spawned(Arc::clone(&reach).watch());
         let cluster = RemoteCluster::new(RemoteOptions {
             log: Arc::clone(&log),
             versions: Arc::clone(&versions),
@@ -146,7 +150,7 @@ impl FrontendProcess {
         let (stop, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
         let telling = spawned(tell_own_sessions(Arc::clone(&shared), meta));
-        let following = [records, closing, telling];
+        let following = [records, closing, reaching, telling];
         let ending = Ending::default();
         let usage = UsageSource {
             store: Some(Arc::clone(&store)),
@@ -178,7 +182,7 @@ impl FrontendProcess {
         };
         let serving =
             tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
-        let metrics = metrics_of(&incarnation, lease).with(
+        let metrics = metrics_of(&incarnation, lease, reach).with(
             "millrace_log_record",
             "gauge",
             "The last record of the log that is known here.",
@@ -287,17 +291,20 @@ fn learn_secret(log: &LogFollower, own: &OwnSecret) {
     }
 }
 
-/// Of a frontend that is well when it has registered and has read the log since.
-fn metrics_of(incarnation: &Incarnation, lease: Arc<ReadLease>) -> Metrics {
+/// Of a frontend that is well when it has registered and has read the log since, and is not cut off from tables.
+fn metrics_of(incarnation: &Incarnation, lease: Arc<ReadLease>, reach: Arc<TableReach>) -> Metrics {
     let (own, given) = (incarnation.clone(), incarnation.clone());
     Metrics::of("frontend", move || own.get()).with_health(move || {
+        if given.is_given() {
+            return reach.trouble();
+        }
         let why = match lease.is_registered() {
             false => "not registered yet: no meta process leads, or it cannot be reached",
             true => {
                 "registered, and the log has not been read since: the object store may not answer"
             }
         };
-        (!given.is_given()).then(|| why.to_owned())
+        Some(why.to_owned())
     })
 }
 

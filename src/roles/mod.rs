@@ -20,6 +20,7 @@ mod meta;
 mod metrics;
 mod options;
 mod peers;
+mod reach;
 pub(crate) mod reports;
 mod results;
 mod standby;

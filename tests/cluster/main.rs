@@ -10,6 +10,7 @@ mod compactors;
 mod console;
 mod ctl;
 mod definitions;
+mod health;
 mod interrupted;
 mod leases;
 mod metas;

@@ -245,6 +245,16 @@ impl Cluster {
         Cluster::start_on(dir, names, &[], Some(network)).await
     }
 
+    /// The same, and frontends have consoles.
+    pub async fn start_on_network_with_consoles(
+        dir: &Path,
+        names: &[&'static str],
+        network: Network,
+    ) -> Cluster {
+        let cluster = Cluster::prepare(dir, names, &[], Some(network)).await;
+        Cluster { has_consoles: true, ..cluster }.begun(names)
+    }
+
     async fn start_on(
         dir: &Path,
         names: &[&'static str],
