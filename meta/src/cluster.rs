@@ -19,10 +19,11 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{Heartbeat, TableLookups};
 use millrace_rpc::log::{
-    DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, PlaceJobs, ProcessRole,
+    DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, LogEntry, PlaceJobs, ProcessRole,
     RegisterProcess,
 };
 use millrace_rpc::services::{CompactorService, ComputeService};
+use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 use tokio_util::sync::DropGuard;
 use tracing::{debug, info, warn};
@@ -255,11 +256,24 @@ impl Cluster {
     }
 
     /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.
-    /// Refused if that one does not answer.
-    pub async fn move_job(&self, job: JobId, worker: u64) -> Result<Vec<u32>, CallError> {
+    /// Refused if that one does not answer. What an earlier call of the same id has moved stays where it is by now.
+    pub async fn move_job(
+        &self,
+        job: JobId,
+        worker: u64,
+        id: Option<StatementId>,
+    ) -> Result<Vec<u32>, CallError> {
+        let is_done = || self.shared.state.read().is_done(id);
+        if is_done() {
+            return Ok(Vec::new());
+        }
         check_worker(&self.shared.state.read(), worker)?;
         self.check_answers(worker).await?;
         let _one = self.turn.lock().await;
+        // Another attempt may have had its turn before this one.
+        if is_done() {
+            return Ok(Vec::new());
+        }
         let jobs: Vec<u32> = {
             let state = self.shared.state.read();
             check_worker(&state, worker)?;
@@ -278,42 +292,62 @@ impl Cluster {
         if !jobs.is_empty() {
             info!(incarnation = worker, ?jobs, "jobs are moved by an operator");
             let entry = PlaceJobs { incarnation: worker, jobs: jobs.clone() };
-            self.append(Entry::PlaceJobs(entry)).await?;
+            self.append_by(id, Entry::PlaceJobs(entry)).await?;
         }
         Ok(jobs)
     }
 
     /// Takes a process's jobs away and gives it no others; `undo`: it takes jobs again. Returns the jobs that run elsewhere
     /// than before.
-    /// Refused if those that are to run jobs do not answer.
-    pub async fn drain(&self, worker: u64, undo: bool) -> Result<Vec<u32>, CallError> {
-        check_worker(&self.shared.state.read(), worker)?;
-        match undo {
-            true => self.check_answers(worker).await?,
-            false => self.check_others_answer(worker).await?,
+    /// Refused if those that are to run jobs do not answer. By the id of an earlier call that is in the log only what
+    /// follows from it is done, as far as that was left undone.
+    pub async fn drain(
+        &self,
+        worker: u64,
+        undo: bool,
+        id: Option<StatementId>,
+    ) -> Result<Vec<u32>, CallError> {
+        let is_done = self.shared.state.read().is_done(id);
+        if !is_done {
+            check_worker(&self.shared.state.read(), worker)?;
+            match undo {
+                true => self.check_answers(worker).await?,
+                false => self.check_others_answer(worker).await?,
+            }
         }
         let _one = self.turn.lock().await;
         let before = {
             let state = self.shared.state.read();
-            check_worker(&state, worker)?;
-            let takes = |id: &u64| *id != worker && !state.processes.is_drained(*id);
-            if !undo && !self.computes.incarnations().iter().any(takes) {
-                let message = format!("process {worker} is the only one that takes jobs");
-                return Err(not_now(message)
-                    .with_hint("Start another compute process first.")
-                    .into());
+            // Another attempt may have had its turn before this one.
+            if !state.is_done(id) {
+                self.check_drain(&state, worker, undo)?;
             }
             processes_of_jobs(&state)
         };
         info!(incarnation = worker, undo, "a process is drained by an operator");
-        self.append(Entry::DrainProcess(DrainProcess { incarnation: worker, undo })).await?;
+        self.append_by(id, Entry::DrainProcess(DrainProcess { incarnation: worker, undo })).await?;
         self.settle().await?;
-        if undo && self.shared.state.read().jobs_of(worker) == 0 {
+        let is_idle = |state: &MetaState| {
+            let takes = state.processes.is_live(worker) && !state.processes.is_drained(worker);
+            takes && state.jobs_of(worker) == 0
+        };
+        if undo && is_idle(&self.shared.state.read()) {
             self.place(true).await?;
         }
         let state = self.shared.state.read();
         let moved = |(id, process): &(&JobId, &u64)| before.get(*id).is_some_and(|b| b != *process);
         Ok(processes_of_jobs(&state).iter().filter(moved).map(|(id, _)| id.0).collect())
+    }
+
+    /// Whether a process may be drained, or take jobs again; else why not.
+    fn check_drain(&self, state: &MetaState, worker: u64, undo: bool) -> Result<(), SqlError> {
+        check_worker(state, worker)?;
+        let takes = |id: &u64| *id != worker && !state.processes.is_drained(*id);
+        if undo || self.computes.incarnations().iter().any(takes) {
+            return Ok(());
+        }
+        let message = format!("process {worker} is the only one that takes jobs");
+        Err(not_now(message).with_hint("Start another compute process first."))
     }
 
     /// Jobs may be sent to this process by hand: it beats, and answers the leader.
@@ -426,7 +460,18 @@ impl Cluster {
     }
 
     async fn append(&self, entry: Entry) -> Result<(), SqlError> {
-        self.shared.log()?.apply(entry).await.map(drop)
+        self.append_by(None, entry).await
+    }
+
+    /// The same for a change that is asked for by this id, once or again.
+    async fn append_by(
+        &self,
+        statement: Option<StatementId>,
+        entry: Entry,
+    ) -> Result<(), SqlError> {
+        let entry = LogEntry { statement, entry: Some(entry) };
+        self.shared.log()?.append_once(entry).await??;
+        Ok(())
     }
 
     /// Makes use of a process that is in the log.

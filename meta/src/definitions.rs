@@ -1,5 +1,5 @@
-//! Definitions by the ids of their statements: one whose leader was lost is asked for again with its id, and answered
-//! with what became of it (docs/design.md §10).
+//! Definitions by the ids of their statements, and changes by operators by theirs: one whose leader was lost is asked for
+//! again with its id, and answered with what became of it (docs/design.md §10).
 
 use std::collections::VecDeque;
 
@@ -80,7 +80,12 @@ impl MetaState {
         Some(Applied { epoch, record: self.number, relation })
     }
 
-    /// The same; an error if it is so long ago that it may have been forgotten.
+    /// Whether what is asked for by this id has taken effect, as far as that is remembered.
+    pub fn is_done(&self, id: Option<StatementId>) -> bool {
+        id.is_some_and(|id| self.definitions.get(id).is_some())
+    }
+
+    /// The same as [`MetaState::defined`]; an error if it is so long ago that it may have been forgotten.
     fn known_definition(&self, id: StatementId, since: Epoch) -> Result<Option<Applied>, SqlError> {
         match self.defined(id) {
             None if !self.definitions.has_all_after(since) => Err(forgotten()),

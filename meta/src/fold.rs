@@ -22,6 +22,7 @@ use millrace_rpc::log::{
     SourceSplit, SplitMarkAt, SplitOffset, UserChange,
 };
 use millrace_rpc::store_id::StoreId;
+use millrace_rpc::version::StatementId;
 
 use crate::error::VoidReason;
 use crate::objects;
@@ -76,17 +77,23 @@ pub fn apply(state: &mut MetaState, record: &LogRecord, crc: u32) -> Vec<Verdict
     verdicts
 }
 
-/// An entry; what became of a definition is kept under the id by which it was asked for.
+/// An entry; what became of a definition, or a change by an operator, is kept under the id by which it was asked for.
 fn take_in(state: &mut MetaState, entry: &LogEntry, created: &mut Vec<RelationId>) -> Verdict {
     let LogEntry { statement, entry } = entry;
-    let applied = apply_entry(state, entry.as_ref().ok_or(VoidReason::Malformed)?, created)?;
+    let entry = entry.as_ref().ok_or(VoidReason::Malformed)?;
+    let applied = apply_entry(state, entry, *statement, created)?;
     if let Some(id) = statement {
         state.definitions.insert(*id, &applied);
     }
     Ok(applied)
 }
 
-fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationId>) -> Verdict {
+fn apply_entry(
+    state: &mut MetaState,
+    entry: &Entry,
+    statement: Option<StatementId>,
+    created: &mut Vec<RelationId>,
+) -> Verdict {
     match entry {
         Entry::CreateRelation(e) => catalog::create_relation(state, e, created),
         Entry::DropRelations(e) => catalog::drop_relations(state, e),
@@ -112,7 +119,7 @@ fn apply_entry(state: &mut MetaState, entry: &Entry, created: &mut Vec<RelationI
         Entry::PlaceJobs(e) => process::place(state, e),
         Entry::GiveUp(e) => process::give_up(state, e),
         Entry::DrainProcess(e) => process::drain(state, e),
-        Entry::CreateBackup(e) => backup::create(state, e),
+        Entry::CreateBackup(e) => backup::create(state, e, statement),
         Entry::ReleaseBackup(e) => backup::release(state, e),
     }
 }

@@ -12,7 +12,7 @@ use millrace_rpc::operator::{
     BackupList, BackupOverview, ClusterOverview, CollectionReport, JobOverview, JobVersions,
     LevelOverview, OperatorService, PlacedJobs, VersionOverview, WorkerOverview,
 };
-use millrace_rpc::version::JobVersion;
+use millrace_rpc::version::{JobVersion, StatementId};
 
 use crate::cluster::has_role;
 use crate::meta::Meta;
@@ -33,13 +33,23 @@ impl OperatorService for Meta {
         })
     }
 
-    async fn move_job(&self, job: JobId, worker: u64) -> Result<PlacedJobs, CallError> {
-        let jobs = self.cluster()?.move_job(job, worker).await?;
+    async fn move_job(
+        &self,
+        job: JobId,
+        worker: u64,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
+        let jobs = self.cluster()?.move_job(job, worker, id).await?;
         Ok(PlacedJobs { record: self.record(), jobs })
     }
 
-    async fn drain(&self, worker: u64, undo: bool) -> Result<PlacedJobs, CallError> {
-        let jobs = self.cluster()?.drain(worker, undo).await?;
+    async fn drain(
+        &self,
+        worker: u64,
+        undo: bool,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
+        let jobs = self.cluster()?.drain(worker, undo, id).await?;
         Ok(PlacedJobs { record: self.record(), jobs })
     }
 
@@ -58,16 +68,24 @@ impl OperatorService for Meta {
         Ok(self.collection_report())
     }
 
-    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
-        Ok(self.make_backup(name).await?)
+    async fn create_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
+        Ok(self.make_backup(name, id).await?)
     }
 
     async fn backups(&self) -> Result<BackupList, CallError> {
         Ok(self.list_backups().await)
     }
 
-    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
-        Ok(self.end_backup(name).await?)
+    async fn release_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
+        Ok(self.end_backup(name, id).await?)
     }
 }
 

@@ -51,14 +51,14 @@ pub async fn run(
             if name.as_deref() == Some("") {
                 return Err("a backup has a name, or --name is left out".to_owned());
             }
-            created(&ask(leader.create_backup(name.unwrap_or_default()).await)?, as_json)
+            created(&ask(leader.create_backup(name.unwrap_or_default(), None).await)?, as_json)
         }
         BackupCommand::List => {
             let listing = listed(&ask(leader.backups().await)?);
             if as_json { listing.json() } else { listing.table() }
         }
         BackupCommand::Release { name } => {
-            released(&ask(leader.release_backup(name.clone()).await)?, as_json)
+            released(&ask(leader.release_backup(name.clone(), None).await)?, as_json)
         }
     })
 }

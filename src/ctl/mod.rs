@@ -181,13 +181,13 @@ async fn perform(options: &CtlOptions, asked: &AtomicBool) -> Result<Told, Strin
         LeaderCommand::Move { job, worker } => {
             let overview = ask(leader.overview().await)?;
             let (job, worker) = (job_of(&overview, job)?, worker_of(&overview, worker)?);
-            let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker)).await)?;
+            let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker), None).await)?;
             return Ok(moved(&overview, job, worker, &placed, options.json).into());
         }
         LeaderCommand::Drain { worker, undo } => {
             let overview = ask(leader.overview().await)?;
             let worker = worker_of(&overview, worker)?;
-            let placed = ask(leader.drain(incarnation(worker), *undo).await)?;
+            let placed = ask(leader.drain(incarnation(worker), *undo, None).await)?;
             return Ok(drained(&overview, worker, *undo, &placed, options.json).into());
         }
     };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use millrace_common::Epoch;
 use millrace_rpc::log::BackupSnapshot;
+use millrace_rpc::version::StatementId;
 
 use crate::jobs::Jobs;
 use crate::objects::references_of;
@@ -25,6 +26,8 @@ pub struct Backup {
     pub objects: Arc<BTreeSet<String>>,
     /// Bytes of them that it names.
     pub bytes: u64,
+    /// By which it was asked for.
+    pub statement: Option<StatementId>,
 }
 
 /// Part of the folded state.
@@ -41,6 +44,11 @@ impl Backups {
         self.0.iter().find(|backup| backup.name == name)
     }
 
+    /// The one that was asked for by this id.
+    pub fn asked_for_by(&self, id: StatementId) -> Option<&Backup> {
+        self.0.iter().find(|backup| backup.statement == Some(id))
+    }
+
     pub fn is_full(&self) -> bool {
         self.0.len() >= MOST_BACKUPS
     }
@@ -51,8 +59,14 @@ impl Backups {
     }
 
     /// A backup of the state after this record: what it names is known at the record's end.
-    pub(crate) fn begin(&mut self, name: String, number: u64, epoch: Epoch) {
-        self.0.push(Backup { name, number, epoch, objects: Arc::default(), bytes: 0 });
+    pub(crate) fn begin(
+        &mut self,
+        name: String,
+        statement: Option<StatementId>,
+        number: u64,
+        epoch: Epoch,
+    ) {
+        self.0.push(Backup { name, number, epoch, objects: Arc::default(), bytes: 0, statement });
     }
 
     /// Record `number` has been folded: its backups name what versions name now.
@@ -89,6 +103,7 @@ impl Backups {
             epoch: b.epoch.0,
             objects: b.objects.iter().cloned().collect(),
             bytes: b.bytes,
+            statement: b.statement,
         };
         self.0.iter().map(backup).collect()
     }
@@ -100,6 +115,7 @@ impl Backups {
             epoch: Epoch(b.epoch),
             objects: Arc::new(b.objects.into_iter().collect()),
             bytes: b.bytes,
+            statement: b.statement,
         };
         Backups(backups.into_iter().map(backup).collect())
     }

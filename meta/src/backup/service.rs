@@ -4,6 +4,7 @@ use millrace_common::encoding::datetime::write_timestamp;
 use millrace_common::{SqlError, SqlState};
 use millrace_rpc::log::{CreateBackup, Entry, ReleaseBackup};
 use millrace_rpc::operator::{BackupList, BackupOverview};
+use millrace_rpc::version::StatementId;
 
 use crate::backup::named::Backup;
 use crate::meta::Meta;
@@ -13,19 +14,30 @@ use crate::state::MetaState;
 const MOST_LETTERS: usize = 100;
 
 impl Meta {
-    /// Pins all that versions name, and writes the state of the log beside it. An empty name: one made of the time.
-    pub(crate) async fn make_backup(&self, name: String) -> Result<BackupOverview, SqlError> {
+    /// Pins all that versions name, and writes the state of the log beside it. An empty name: one made of the time. By the
+    /// same id again: the backup that was made, with its state, should that not have been written then.
+    pub(crate) async fn make_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, SqlError> {
         let name = if name.is_empty() { self.name_by_time()? } else { check_name(name)? };
-        self.apply(Entry::CreateBackup(CreateBackup { name: name.clone() })).await?;
-        let backup = self.backup_named(&name).ok_or_else(|| {
-            let message = format!("backup \"{name}\" has been released meanwhile");
+        let entry = Entry::CreateBackup(CreateBackup { name: name.clone() });
+        self.apply_by(id, entry).await?;
+        // One that an earlier call has made by the time has another name.
+        let backup = match id {
+            Some(id) => self.shared.state.read().backups.asked_for_by(id).cloned(),
+            None => self.backup_named(&name),
+        };
+        let backup = backup.ok_or_else(|| {
+            let message = "the backup was made, and has been released meanwhile";
             SqlError::new(SqlState::UNDEFINED_OBJECT, message)
         })?;
         self.backup_files.settle().await.map_err(|error| {
             let error = SqlError::from(error);
             let message = format!(
-                "what backup \"{name}\" names is kept, but its state is not written yet: {}",
-                error.message
+                "what backup \"{}\" names is kept, but its state is not written yet: {}",
+                backup.name, error.message
             );
             SqlError::new(error.state, message).with_hint(
                 "The leader tries again by itself: millrace ctl backup list shows when it is complete.",
@@ -34,13 +46,20 @@ impl Meta {
         Ok(self.backup_overview(&backup).await)
     }
 
-    /// What only this backup has kept is garbage from now on.
-    pub(crate) async fn end_backup(&self, name: String) -> Result<BackupOverview, SqlError> {
-        let released = match self.backup_named(&name) {
+    /// What only this backup has kept is garbage from now on. By the same id again nothing is released, also where there is
+    /// another one of that name by now.
+    pub(crate) async fn end_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, SqlError> {
+        let is_done = self.shared.state.read().is_done(id);
+        let released = match self.backup_named(&name).filter(|_| !is_done) {
             Some(backup) => Some(self.backup_overview(&backup).await),
             None => None,
         };
-        self.apply(Entry::ReleaseBackup(ReleaseBackup { name: name.clone() })).await?;
+        let entry = Entry::ReleaseBackup(ReleaseBackup { name: name.clone() });
+        self.apply_by(id, entry).await?;
         if let Err(error) = self.backup_files.settle().await {
             // The collector does it again.
             tracing::warn!(%error, name, "the state of a released backup was not deleted this time");

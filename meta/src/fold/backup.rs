@@ -1,13 +1,19 @@
 //! Entries about backups.
 
 use millrace_rpc::log::{CreateBackup, ReleaseBackup};
+use millrace_rpc::version::StatementId;
 
 use super::{Verdict, applied};
 use crate::error::VoidReason;
 use crate::state::MetaState;
 
-/// It contains the whole record, so what it names is known at the record's end ([`fill`]).
-pub fn create(state: &mut MetaState, entry: &CreateBackup) -> Verdict {
+/// It contains the whole record, so what it names is known at the record's end ([`fill`]). `statement`: by which it was
+/// asked for.
+pub fn create(
+    state: &mut MetaState,
+    entry: &CreateBackup,
+    statement: Option<StatementId>,
+) -> Verdict {
     if entry.name.is_empty() {
         return Err(VoidReason::Malformed);
     }
@@ -17,7 +23,7 @@ pub fn create(state: &mut MetaState, entry: &CreateBackup) -> Verdict {
     if state.backups.is_full() {
         return Err(VoidReason::TooManyBackups);
     }
-    state.backups.begin(entry.name.clone(), state.number, state.epoch);
+    state.backups.begin(entry.name.clone(), statement, state.number, state.epoch);
     Ok(applied(state))
 }
 

@@ -83,7 +83,7 @@ async fn opened(store: &Arc<InMemory>) -> MetaState {
 #[tokio::test(start_paused = true)]
 async fn what_a_backup_names_stays_until_it_is_released_whoever_leads() {
     let (cluster, t, run) = with_run().await;
-    let made = cluster.meta.create_backup("one".into()).await.unwrap();
+    let made = cluster.meta.create_backup("one".into(), None).await.unwrap();
     assert_eq!((made.objects, made.bytes, made.kept_objects), (1, run.len() as u64, 0));
     assert!(made.is_complete && made.record == cluster.meta.record());
     let later = add_run(&cluster, t, 2).await;
@@ -98,14 +98,14 @@ async fn what_a_backup_names_stays_until_it_is_released_whoever_leads() {
     collect(&cluster).await;
     assert!(exists(&*cluster.store, &run).await, "the next leader knows of it");
     assert_eq!(backups(&cluster).await[0], BackupOverview { kept_objects: 1, ..made });
-    let again = cluster.meta.create_backup("one".into()).await.unwrap_err();
+    let again = cluster.meta.create_backup("one".into(), None).await.unwrap_err();
     assert!(SqlError::from(again).message.contains("there is a backup \"one\" already"));
 
-    cluster.meta.release_backup("one".into()).await.unwrap();
+    cluster.meta.release_backup("one".into(), None).await.unwrap();
     assert_eq!((backups(&cluster).await.len(), files(&cluster).await), (0, 0));
     collect(&cluster).await;
     assert!(!exists(&*cluster.store, &run).await, "nothing names it any more");
-    let unknown = cluster.meta.release_backup("one".into()).await.unwrap_err();
+    let unknown = cluster.meta.release_backup("one".into(), None).await.unwrap_err();
     assert!(SqlError::from(unknown).message.contains("there is no backup \"one\""));
 }
 
@@ -157,7 +157,7 @@ async fn a_backup_has_the_state_as_of_its_record() {
     for _ in 0..3 {
         cluster.insert(t).await;
     }
-    let made = cluster.meta.create_backup("one".into()).await.unwrap();
+    let made = cluster.meta.create_backup("one".into(), None).await.unwrap();
     let expected = cluster.meta.state_for_tests();
     assert_eq!(expected.number, made.record);
     // Written later than the log has gone on.
@@ -180,7 +180,7 @@ async fn a_backup_is_restored_while_the_original_goes_on() {
     let u = cluster.created(table("u")).await;
     let (out, inside) =
         (cluster.create(sink("out", 0)).await, cluster.create(sink("inside", u.0)).await);
-    let made = cluster.meta.create_backup(String::new()).await.unwrap();
+    let made = cluster.meta.create_backup(String::new(), None).await.unwrap();
     assert!(made.name.starts_with("20") && made.name.contains('T'), "{}", made.name);
     add_run(&cluster, t, 2).await;
     cluster.created(view("late", &[t])).await;
@@ -221,7 +221,7 @@ async fn a_restore_that_was_cut_off_is_repeated_and_other_targets_are_refused() 
     let (cluster, t, run) = with_run().await;
     let second = add_run(&cluster, t, 2).await;
     for name in ["one", "two"] {
-        cluster.meta.create_backup(name.into()).await.unwrap();
+        cluster.meta.create_backup(name.into(), None).await.unwrap();
         add_run(&cluster, t, if name == "one" { 3 } else { 4 }).await;
     }
     // It ends in the middle.

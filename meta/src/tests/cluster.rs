@@ -304,23 +304,23 @@ async fn a_drained_process_has_no_jobs_until_that_is_undone() {
     let t = cluster.created(table("t")).await;
     let v = cluster.created(view("v", &[t])).await;
     let message = |error: CallError| error.to_string();
-    let only = meta.drain(first, false).await.map_err(message).unwrap_err();
+    let only = meta.drain(first, false, None).await.map_err(message).unwrap_err();
     assert!(only.contains("the only one"), "{only}");
     let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
     assert_eq!((placed(&meta, t).0, placed(&meta, v).0), (first, second));
     for (worker, part) in [(frontend, "no compute process"), (777, "there is no process 777")] {
-        let error = meta.drain(worker, false).await.map_err(message).unwrap_err();
+        let error = meta.drain(worker, false, None).await.map_err(message).unwrap_err();
         assert!(error.contains(part), "{error}");
-        let error = meta.move_job(v, worker).await.map_err(message).unwrap_err();
+        let error = meta.move_job(v, worker, None).await.map_err(message).unwrap_err();
         assert!(error.contains(part), "{error}");
     }
 
     let generation = placed(&meta, t).1;
-    assert_eq!(meta.drain(first, false).await.unwrap().jobs, [t.0]);
+    assert_eq!(meta.drain(first, false, None).await.unwrap().jobs, [t.0]);
     assert_eq!(placed(&meta, t), (second, Generation(generation.0 + 1)));
     let w = cluster.created(view("w", &[t])).await;
     assert_eq!(placed(&meta, w).0, second);
-    let error = meta.move_job(v, first).await.map_err(message).unwrap_err();
+    let error = meta.move_job(v, first, None).await.map_err(message).unwrap_err();
     assert!(error.contains("is drained"), "{error}");
     cluster.insert(t).await;
     assert_eq!(cluster.read(&[t, v, w]).await, [1, 1, 1]);
@@ -329,13 +329,16 @@ async fn a_drained_process_has_no_jobs_until_that_is_undone() {
     let again = MetaState::from_snapshot(state.to_snapshot());
     assert!(again.processes.is_drained(first) && !again.processes.is_drained(second));
 
-    assert!(!meta.drain(first, true).await.unwrap().jobs.is_empty(), "it takes its share again");
+    assert!(
+        !meta.drain(first, true, None).await.unwrap().jobs.is_empty(),
+        "it takes its share again"
+    );
     let third = registered(&meta, process(3, ProcessRole::Compute, "c:1")).await;
     assert_eq!(placed(&meta, v).0, third, "it has had nothing to do");
-    assert_eq!(meta.move_job(v, first).await.unwrap().jobs, [v.0]);
+    assert_eq!(meta.move_job(v, first, None).await.unwrap().jobs, [v.0]);
     assert_eq!(placed(&meta, v).0, first);
-    assert_eq!(meta.move_job(v, first).await.unwrap().jobs, [0u32; 0], "it is there already");
-    let error = meta.move_job(RelationId(999), third).await.map_err(message).unwrap_err();
+    assert_eq!(meta.move_job(v, first, None).await.unwrap().jobs, [0u32; 0], "it is there already");
+    let error = meta.move_job(RelationId(999), third, None).await.map_err(message).unwrap_err();
     assert!(error.contains("there is no job 999"), "{error}");
     cluster.insert(t).await;
     assert_eq!(cluster.read(&[t, v, w]).await, [2, 2, 2]);
@@ -353,20 +356,20 @@ async fn no_jobs_are_sent_to_a_process_that_does_not_answer() {
     cluster.fake.set_stream(Stream::Broken);
     beat(&meta, first).await.unwrap();
     beat(&meta, second).await.unwrap();
-    let error = meta.move_job(t, second).await.map_err(message).unwrap_err();
+    let error = meta.move_job(t, second, None).await.map_err(message).unwrap_err();
     assert!(error.contains(&format!("process {second} does not answer")), "{error}");
-    let error = meta.drain(first, false).await.map_err(message).unwrap_err();
+    let error = meta.drain(first, false, None).await.map_err(message).unwrap_err();
     assert!(error.contains(&format!("process {second} does not answer")), "{error}");
     assert!(!meta.state_for_tests().processes.is_drained(first));
     cluster.fake.set_stream(Stream::Sound);
     // It answers, and has told nothing for a while.
     tokio::time::sleep(PROCESS_LEASE - Duration::from_secs(1)).await;
-    let error = meta.move_job(t, second).await.map_err(message).unwrap_err();
+    let error = meta.move_job(t, second, None).await.map_err(message).unwrap_err();
     assert!(error.contains("does not answer"), "{error}");
     beat(&meta, first).await.unwrap();
     beat(&meta, second).await.unwrap();
-    assert_eq!(meta.move_job(t, second).await.unwrap().jobs, [t.0]);
-    assert_eq!(meta.drain(second, false).await.unwrap().jobs, [t.0]);
+    assert_eq!(meta.move_job(t, second, None).await.unwrap().jobs, [t.0]);
+    assert_eq!(meta.drain(second, false, None).await.unwrap().jobs, [t.0]);
 }
 
 /// What was written when the store refused it is told of, and who is silent.

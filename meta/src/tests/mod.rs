@@ -21,6 +21,7 @@ mod isolation;
 mod locks;
 mod log;
 mod many_jobs;
+mod operators;
 mod processes;
 mod read_lease;
 mod reads;

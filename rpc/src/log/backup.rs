@@ -1,5 +1,7 @@
 //! Backups: states of the log whose objects stay until they are released.
 
+use crate::version::StatementId;
+
 /// All that versions name when this record has been folded stays until the backup is released.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub struct CreateBackup {
@@ -32,4 +34,8 @@ pub struct BackupSnapshot {
     /// Bytes of them that it names.
     #[prost(uint64, tag = "5")]
     pub bytes: u64,
+    /// By which it was asked for; `None`: by none. A build that does not know it leaves it out, and does not find the backup
+    /// by its id then.
+    #[prost(message, optional, tag = "6")]
+    pub statement: Option<StatementId>,
 }

@@ -64,8 +64,9 @@ pub struct LogRecord {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LogEntry {
-    /// Of a definition that was asked for by this id: it is not taken in a second time. `None`: of anything else. A build
-    /// that does not know it folds the rest alike, and by its protocol version nobody asks it for one by an id.
+    /// Of a definition, or a change by an operator, that was asked for by this id: it is not taken in a second time. `None`:
+    /// of anything else. A build that does not know it folds the rest alike, and by its protocol version nobody asks it for
+    /// a definition by an id.
     #[prost(message, optional, tag = "100")]
     pub statement: Option<StatementId>,
     #[prost(

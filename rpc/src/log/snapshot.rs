@@ -61,7 +61,7 @@ pub struct Snapshot {
     /// The store's id. Empty: no record has given it one.
     #[prost(bytes = "bytes", tag = "60")]
     pub store_id: prost::bytes::Bytes,
-    /// The newest definitions, oldest first.
+    /// The newest definitions and changes by operators, oldest first.
     #[prost(message, repeated, tag = "90")]
     pub definitions: Vec<CommittedDefinition>,
 }
@@ -137,7 +137,7 @@ pub struct CommittedStatement {
     pub epoch: u64,
 }
 
-/// A definition in a snapshot: what it was answered with.
+/// A definition, or a change by an operator, in a snapshot: what it was answered with.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub struct CommittedDefinition {
     #[prost(message, required, tag = "1")]

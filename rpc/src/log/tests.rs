@@ -191,13 +191,17 @@ fn golden_entries_and_snapshot_of_backups() {
         assert_eq!(LogEntry::decode(&bytes[..]).unwrap().entry, Some(entry));
     }
     let (name, objects) = ("b".to_owned(), vec!["n".to_owned(), "o".to_owned()]);
-    let backup = BackupSnapshot { name, number: 5, epoch: 300, objects, bytes: 7 };
-    let snapshot = Snapshot { backups: vec![backup], ..Snapshot::default() };
+    let backup = BackupSnapshot { name, number: 5, epoch: 300, objects, bytes: 7, statement: None };
+    let statement = Some(StatementId { frontend: 2, number: 3 });
+    let by_id = BackupSnapshot { statement, ..backup.clone() };
+    let snapshot = Snapshot { backups: vec![backup, by_id], ..Snapshot::default() };
     let body = concat!(
         "920310", "0a0162", // called b
         "1005", "18ac02", // record 5, epoch 300
         "22016e", "22016f", // two objects,
         "2807",   // and 7 bytes of them
+        "920316", "0a0162", "1005", "18ac02", "22016e", "22016f", "2807", // the same,
+        "3204", "08021003", // asked for by an id
     );
     let bytes = snapshot.encode_to_vec();
     assert_eq!(hex(&bytes[bytes.len() - body.len() / 2..]), body);

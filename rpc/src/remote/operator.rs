@@ -17,6 +17,7 @@ use crate::proto::operator_client::OperatorClient;
 use crate::proto::operator_server::{Operator, OperatorServer};
 use crate::proto::{BackupRequest, CollectionRequest, DrainRequest, Empty, MoveJobRequest};
 use crate::rows::MAX_MESSAGE_BYTES;
+use crate::version::StatementId;
 
 /// Where a process puts what it serves an operator as the leader, once it leads.
 pub type OperatorSlot = OnceLock<Arc<dyn OperatorService>>;
@@ -59,14 +60,14 @@ impl Operator for Served {
         request: Request<MoveJobRequest>,
     ) -> Result<Response<PlacedJobs>, Status> {
         self.admission.admit(&request)?;
-        let MoveJobRequest { job, worker } = request.into_inner();
-        answer(self.leader()?.move_job(RelationId(job), worker).await)
+        let MoveJobRequest { job, worker, id } = request.into_inner();
+        answer(self.leader()?.move_job(RelationId(job), worker, id).await)
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<PlacedJobs>, Status> {
         self.admission.admit(&request)?;
-        let DrainRequest { worker, undo } = request.into_inner();
-        answer(self.leader()?.drain(worker, undo).await)
+        let DrainRequest { worker, undo, id } = request.into_inner();
+        answer(self.leader()?.drain(worker, undo, id).await)
     }
 
     async fn versions(&self, request: Request<Empty>) -> Result<Response<JobVersions>, Status> {
@@ -87,7 +88,8 @@ impl Operator for Served {
         request: Request<BackupRequest>,
     ) -> Result<Response<BackupOverview>, Status> {
         self.admission.admit(&request)?;
-        answer(self.leader()?.create_backup(request.into_inner().name).await)
+        let BackupRequest { name, id } = request.into_inner();
+        answer(self.leader()?.create_backup(name, id).await)
     }
 
     async fn backups(&self, request: Request<Empty>) -> Result<Response<BackupList>, Status> {
@@ -100,7 +102,8 @@ impl Operator for Served {
         request: Request<BackupRequest>,
     ) -> Result<Response<BackupOverview>, Status> {
         self.admission.admit(&request)?;
-        answer(self.leader()?.release_backup(request.into_inner().name).await)
+        let BackupRequest { name, id } = request.into_inner();
+        answer(self.leader()?.release_backup(name, id).await)
     }
 }
 
@@ -127,14 +130,24 @@ impl OperatorService for RemoteOperator {
         self.peer.ask(Empty {}, send).await
     }
 
-    async fn move_job(&self, job: JobId, worker: u64) -> Result<PlacedJobs, CallError> {
+    async fn move_job(
+        &self,
+        job: JobId,
+        worker: u64,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
         let send = |t, r| async move { client(t).move_job(r).await };
-        self.peer.wait(MoveJobRequest { job: job.0, worker }, send).await
+        self.peer.wait(MoveJobRequest { job: job.0, worker, id }, send).await
     }
 
-    async fn drain(&self, worker: u64, undo: bool) -> Result<PlacedJobs, CallError> {
+    async fn drain(
+        &self,
+        worker: u64,
+        undo: bool,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
         let send = |t, r| async move { client(t).drain(r).await };
-        self.peer.wait(DrainRequest { worker, undo }, send).await
+        self.peer.wait(DrainRequest { worker, undo, id }, send).await
     }
 
     async fn versions(&self) -> Result<JobVersions, CallError> {
@@ -147,9 +160,13 @@ impl OperatorService for RemoteOperator {
         self.peer.wait(CollectionRequest { run }, send).await
     }
 
-    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+    async fn create_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
         let send = |t, r| async move { client(t).create_backup(r).await };
-        self.peer.wait(BackupRequest { name }, send).await
+        self.peer.wait(BackupRequest { name, id }, send).await
     }
 
     async fn backups(&self) -> Result<BackupList, CallError> {
@@ -157,8 +174,12 @@ impl OperatorService for RemoteOperator {
         self.peer.ask(Empty {}, send).await
     }
 
-    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
+    async fn release_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
         let send = |t, r| async move { client(t).release_backup(r).await };
-        self.peer.wait(BackupRequest { name }, send).await
+        self.peer.wait(BackupRequest { name, id }, send).await
     }
 }

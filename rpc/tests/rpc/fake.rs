@@ -469,16 +469,26 @@ impl OperatorService for Fake {
         Ok(filled::one("millrace.rpc.ClusterOverview"))
     }
 
-    async fn move_job(&self, job: JobId, worker: u64) -> Result<PlacedJobs, CallError> {
-        self.note((job, worker));
+    async fn move_job(
+        &self,
+        job: JobId,
+        worker: u64,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
+        self.note((job, worker, id));
         match job {
             FAILING => Err(error().into()),
             _ => Ok(filled::one("millrace.rpc.PlacedJobs")),
         }
     }
 
-    async fn drain(&self, worker: u64, undo: bool) -> Result<PlacedJobs, CallError> {
-        self.note((worker, undo));
+    async fn drain(
+        &self,
+        worker: u64,
+        undo: bool,
+        id: Option<StatementId>,
+    ) -> Result<PlacedJobs, CallError> {
+        self.note((worker, undo, id));
         Ok(filled::one("millrace.rpc.PlacedJobs"))
     }
 
@@ -491,8 +501,12 @@ impl OperatorService for Fake {
         Ok(filled::one("millrace.rpc.CollectionReport"))
     }
 
-    async fn create_backup(&self, name: String) -> Result<BackupOverview, CallError> {
-        self.note(name);
+    async fn create_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
+        self.note((name, id));
         Ok(filled::one("millrace.rpc.BackupOverview"))
     }
 
@@ -500,8 +514,12 @@ impl OperatorService for Fake {
         Ok(filled::one("millrace.rpc.BackupList"))
     }
 
-    async fn release_backup(&self, name: String) -> Result<BackupOverview, CallError> {
-        self.note(name);
+    async fn release_backup(
+        &self,
+        name: String,
+        id: Option<StatementId>,
+    ) -> Result<BackupOverview, CallError> {
+        self.note((name, id));
         Ok(filled::one("millrace.rpc.BackupOverview"))
     }
 }

@@ -165,3 +165,18 @@ fn golden_requests_of_each_service() {
     let refusal = proto::Refusal { reason: Some(proto::refusal::Reason::OtherStore(refusal)) };
     assert_eq!(hex(&refusal), "4208".to_owned() + "0a0107" + "120108" + "1801");
 }
+
+#[test]
+fn golden_changes_by_an_operator() {
+    let id = Some(StatementId { frontend: 2, number: 300 });
+    let by_id = "080210ac02";
+    let request = proto::MoveJobRequest { job: 7, worker: 300, id };
+    assert_eq!(hex(&request), "0807".to_owned() + "10ac02" + "1a05" + by_id);
+    let request = proto::DrainRequest { worker: 300, undo: true, id };
+    assert_eq!(hex(&request), "08ac02".to_owned() + "1001" + "1a05" + by_id);
+    let request = proto::BackupRequest { name: "n".into(), id };
+    assert_eq!(hex(&request), "0a016e".to_owned() + "1205" + by_id);
+    // As builds without ids send them.
+    assert_eq!(hex(&proto::DrainRequest { id: None, worker: 300, undo: false }), "08ac02");
+    assert_eq!(hex(&proto::BackupRequest { name: "n".into(), id: None }), "0a016e");
+}

@@ -6,6 +6,7 @@ use millrace_common::RelationId;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::remote::{Admission, Identity, OperatorSlot, RemoteOperator, Server};
+use millrace_rpc::version::StatementId;
 use tokio::net::TcpListener;
 
 use crate::fake::{FAILING, Fake, error, peer};
@@ -28,19 +29,26 @@ async fn an_operator_speaks_with_the_leader() {
     assert_eq!(operator.overview().await.unwrap(), filled::one("millrace.rpc.ClusterOverview"));
     assert_eq!(operator.versions().await.unwrap(), filled::one("millrace.rpc.JobVersions"));
     let placed = filled::one("millrace.rpc.PlacedJobs");
-    assert_eq!(operator.move_job(RelationId(7), 1 << 40).await.unwrap(), placed);
-    assert_eq!(operator.drain(300, true).await.unwrap(), placed);
-    let seen = [format!("{:?}", (RelationId(7), 1u64 << 40)), format!("{:?}", (300u64, true))];
+    let id = Some(StatementId { frontend: 1 << 50, number: 9 });
+    assert_eq!(operator.move_job(RelationId(7), 1 << 40, id).await.unwrap(), placed);
+    assert_eq!(operator.drain(300, true, None).await.unwrap(), placed);
+    assert_eq!(operator.drain(300, false, id).await.unwrap(), placed);
+    let none: Option<StatementId> = None;
+    let seen = [
+        format!("{:?}", (RelationId(7), 1u64 << 40, id)),
+        format!("{:?}", (300u64, true, none)),
+        format!("{:?}", (300u64, false, id)),
+    ];
     assert_eq!(fake.seen(), seen);
     let collected = operator.collection(true).await.unwrap();
     assert_eq!(collected, filled::one("millrace.rpc.CollectionReport"));
     assert_eq!(fake.seen(), ["true"]);
     let backup = filled::one("millrace.rpc.BackupOverview");
-    assert_eq!(operator.create_backup("a".into()).await.unwrap(), backup);
-    assert_eq!(operator.release_backup("b".into()).await.unwrap(), backup);
-    assert_eq!(fake.seen(), ["\"a\"", "\"b\""]);
+    assert_eq!(operator.create_backup("a".into(), id).await.unwrap(), backup);
+    assert_eq!(operator.release_backup("b".into(), id).await.unwrap(), backup);
+    assert_eq!(fake.seen(), ["a", "b"].map(|name| format!("{:?}", (name, id))));
     assert_eq!(operator.backups().await.unwrap(), filled::one("millrace.rpc.BackupList"));
-    match operator.move_job(FAILING, 1).await {
+    match operator.move_job(FAILING, 1, None).await {
         Err(CallError::Sql(refused)) => assert_eq!(refused.message, error().message),
         other => panic!("{other:?}"),
     }

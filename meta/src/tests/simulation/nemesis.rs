@@ -174,8 +174,8 @@ fn operate(world: &Arc<World>) {
     tokio::spawn(async move {
         // Refused where it makes no sense.
         match moves {
-            true => drop(OperatorService::move_job(&*meta, job, worker).await),
-            false => drop(OperatorService::drain(&*meta, worker, undo).await),
+            true => drop(OperatorService::move_job(&*meta, job, worker, None).await),
+            false => drop(OperatorService::drain(&*meta, worker, undo, None).await),
         }
     });
 }
@@ -192,8 +192,8 @@ fn back_up(world: &World, meta: Arc<Meta>) {
     world.note(|| format!("operate: backup {name}, released: {releases}"));
     tokio::spawn(async move {
         match releases {
-            true => drop(OperatorService::release_backup(&*meta, name).await),
-            false => drop(OperatorService::create_backup(&*meta, name).await),
+            true => drop(OperatorService::release_backup(&*meta, name, None).await),
+            false => drop(OperatorService::create_backup(&*meta, name, None).await),
         }
     });
 }
