@@ -5,10 +5,13 @@ use millrace_frontend::display;
 use millrace_meta::backup::copy::{Purpose, Which};
 use millrace_rpc::operator::{BackupList, BackupOverview, OperatorService};
 use millrace_rpc::remote::RemoteOperator;
+use millrace_rpc::version::StatementId;
 use serde_json::{Value, json};
 
+use super::asking::Answered;
+use super::connection::Connection;
 use super::listing::Listing;
-use super::{ask, instant};
+use super::{LeaderCommand, change, instant, show};
 use crate::copy;
 
 #[derive(Subcommand, Debug)]
@@ -40,27 +43,45 @@ pub struct Restore {
     to: String,
 }
 
-pub async fn run(
-    leader: &RemoteOperator,
+/// `of`: the command that has this one.
+pub(super) async fn run(
+    leader: &Connection,
+    of: &LeaderCommand,
     command: &BackupCommand,
     as_json: bool,
 ) -> Result<String, String> {
     Ok(match command {
         BackupCommand::Create { name } => {
-            let name = name.clone();
             if name.as_deref() == Some("") {
                 return Err("a backup has a name, or --name is left out".to_owned());
             }
-            created(&ask(leader.create_backup(name.unwrap_or_default(), None).await)?, as_json)
+            let name = name.clone().unwrap_or_default();
+            let create = |leader: RemoteOperator, id: Option<StatementId>| {
+                let name = name.clone();
+                async move { leader.create_backup(name, id).await }
+            };
+            created(&change(leader, of, create).await?.answer, as_json)
         }
         BackupCommand::List => {
-            let listing = listed(&ask(leader.backups().await)?);
+            let listing = listed(&list(leader).await?);
             if as_json { listing.json() } else { listing.table() }
         }
         BackupCommand::Release { name } => {
-            released(&ask(leader.release_backup(name.clone(), None).await)?, as_json)
+            let before = list(leader).await?.backups.into_iter().find(|b| b.name == *name);
+            let release = |leader: RemoteOperator, id: Option<StatementId>| {
+                let name = name.clone();
+                async move { leader.release_backup(name, id).await }
+            };
+            let Answered { answer, is_repeat } = change(leader, of, release).await?;
+            // Of one that an attempt without an answer has released, the leader knows the name alone.
+            let backup = before.filter(|_| is_repeat).unwrap_or(answer);
+            released(&backup, as_json)
         }
     })
+}
+
+async fn list(leader: &Connection) -> Result<BackupList, String> {
+    show(leader, |leader| async move { leader.backups().await }).await
 }
 
 /// Copies a backup into a new store. The object stores are all it needs.

@@ -1,6 +1,7 @@
 //! `millrace ctl`: what an operator sees of a cluster, and how he steers it. Everything is asked of the leader, but for
 //! `restore`, which reads and writes object stores.
 
+mod asking;
 mod backup;
 mod collection;
 mod connection;
@@ -13,16 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use millrace_common::RelationId;
 use millrace_common::encoding::datetime::write_timestamp;
+use millrace_common::{EnvHandle, RelationId};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::ProcessReport;
 use millrace_rpc::operator::{
     ClusterOverview, JobOverview, LevelOverview, OperatorService, PlacedJobs, VersionOverview,
     WorkerOverview,
 };
+use millrace_rpc::remote::RemoteOperator;
+use millrace_rpc::version::StatementId;
 use serde_json::{Value, json};
 
+use self::asking::Answered;
 use self::backup::{BackupCommand, Restore};
 use self::connection::Connection;
 use self::listing::Listing;
@@ -158,44 +162,108 @@ async fn perform(options: &CtlOptions, asked: &AtomicBool) -> Result<Told, Strin
     };
     let connection = Connection::open(options).await?;
     asked.store(true, Ordering::Relaxed);
-    let leader = &connection.leader;
+    let leader = &connection;
     let listing = match command {
-        LeaderCommand::Store => store(&ask(leader.overview().await)?),
-        LeaderCommand::Workers => workers(&ask(leader.overview().await)?, &connection),
-        LeaderCommand::Jobs => jobs(&ask(leader.overview().await)?),
-        LeaderCommand::Placement => placement(&ask(leader.overview().await)?),
+        LeaderCommand::Store => store(&overview(leader).await?),
+        LeaderCommand::Workers => workers(&overview(leader).await?, leader),
+        LeaderCommand::Jobs => jobs(&overview(leader).await?),
+        LeaderCommand::Placement => placement(&overview(leader).await?),
         LeaderCommand::Versions => {
-            let versions = ask(leader.versions().await)?.versions;
-            versions_listing(&versions)
+            let versions = show(leader, |leader| async move { leader.versions().await }).await?;
+            versions_listing(&versions.versions)
         }
         LeaderCommand::Collection { run } => {
-            let (overview, report) =
-                (ask(leader.overview().await)?, ask(leader.collection(*run).await)?);
+            let (overview, run) = (overview(leader).await?, *run);
+            // One round more than was asked for does no harm.
+            let report = show(leader, |leader| async move { leader.collection(run).await }).await?;
             let text = collection::shown(&overview, &report, options.json);
-            let trouble = (*run && !report.troubles.is_empty()).then(|| report.troubles.join("\n"));
+            let trouble = (run && !report.troubles.is_empty()).then(|| report.troubles.join("\n"));
             return Ok(Told { text, trouble });
         }
-        LeaderCommand::Backup(command) => {
-            return backup::run(leader, command, options.json).await.map(Told::from);
+        LeaderCommand::Backup(backup) => {
+            let told = backup::run(leader, command, backup, options.json).await;
+            return told.map(Told::from);
         }
         LeaderCommand::Move { job, worker } => {
-            let overview = ask(leader.overview().await)?;
-            let (job, worker) = (job_of(&overview, job)?, worker_of(&overview, worker)?);
-            let placed = ask(leader.move_job(RelationId(job.id), incarnation(worker), None).await)?;
-            return Ok(moved(&overview, job, worker, &placed, options.json).into());
+            let before = overview(leader).await?;
+            let (job, worker) = (job_of(&before, job)?, worker_of(&before, worker)?);
+            let (id, to) = (RelationId(job.id), incarnation(worker));
+            let moving = |leader: RemoteOperator, by: Option<StatementId>| async move {
+                leader.move_job(id, to, by).await
+            };
+            let placed = change(leader, command, moving).await?;
+            let placed = known(leader, &before, to, placed).await;
+            return Ok(moved(&before, job, worker, &placed, options.json).into());
         }
         LeaderCommand::Drain { worker, undo } => {
-            let overview = ask(leader.overview().await)?;
-            let worker = worker_of(&overview, worker)?;
-            let placed = ask(leader.drain(incarnation(worker), *undo, None).await)?;
-            return Ok(drained(&overview, worker, *undo, &placed, options.json).into());
+            let before = overview(leader).await?;
+            let worker = worker_of(&before, worker)?;
+            let (own, undo) = (incarnation(worker), *undo);
+            let draining = |leader: RemoteOperator, by: Option<StatementId>| async move {
+                leader.drain(own, undo, by).await
+            };
+            let placed = change(leader, command, draining).await?;
+            let placed = known(leader, &before, own, placed).await;
+            return Ok(drained(&before, worker, undo, &placed, options.json).into());
         }
     };
     Ok(if options.json { listing.json() } else { listing.table() }.into())
 }
 
-fn ask<T>(answer: Result<T, CallError>) -> Result<T, String> {
-    answer.map_err(|e| described(&e.into()))
+/// Asks the leader, whoever that is meanwhile, something that may be done several times.
+async fn show<T, C>(leader: &Connection, call: impl Fn(RemoteOperator) -> C) -> Result<T, String>
+where
+    C: Future<Output = Result<T, CallError>>,
+{
+    let answered = leader.ask(call).await.map(|answered| answered.answer);
+    answered.map_err(|failure| described(&CallError::from(failure).into()))
+}
+
+async fn overview(leader: &Connection) -> Result<ClusterOverview, String> {
+    show(leader, |leader| async move { leader.overview().await }).await
+}
+
+/// Has the leader change something once, by an id, whoever leads meanwhile.
+async fn change<T, C>(
+    leader: &Connection,
+    command: &LeaderCommand,
+    call: impl Fn(RemoteOperator, Option<StatementId>) -> C,
+) -> Result<Answered<T>, String>
+where
+    C: Future<Output = Result<T, CallError>>,
+{
+    let env = EnvHandle::default();
+    let id = Some(StatementId { frontend: env.random(), number: env.random() });
+    let answered = leader.ask(|leader| call(leader, id)).await;
+    answered.map_err(|failure| patience::failed(command, failure))
+}
+
+/// The jobs that have been placed anew. Those that an attempt without an answer has placed are not in the answer of the next
+/// one: they are those that have come to the process, or have left it.
+async fn known(
+    leader: &Connection,
+    before: &ClusterOverview,
+    worker: u64,
+    placed: Answered<PlacedJobs>,
+) -> PlacedJobs {
+    let Answered { answer, is_repeat } = placed;
+    if !is_repeat {
+        return answer;
+    }
+    // It has been done, whether that can be shown or not.
+    match overview(leader).await {
+        Ok(after) => PlacedJobs { jobs: changed(before, &after, worker), ..answer },
+        Err(_) => answer,
+    }
+}
+
+/// The jobs that run on a process and did not, or did and do not.
+fn changed(before: &ClusterOverview, after: &ClusterOverview, worker: u64) -> Vec<u32> {
+    let has_changed = |job: &&JobOverview| {
+        let then = before.jobs.iter().find(|other| other.id == job.id).map(|then| then.worker);
+        then.is_some_and(|then| (then == worker) != (job.worker == worker))
+    };
+    after.jobs.iter().filter(has_changed).map(|job| job.id).collect()
 }
 
 fn report(worker: &WorkerOverview) -> ProcessReport {
@@ -213,7 +281,7 @@ fn store(overview: &ClusterOverview) -> Listing {
     listing
 }
 
-fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {
+fn workers(overview: &ClusterOverview, leader: &Connection) -> Listing {
     let columns = [
         "worker",
         "role",
@@ -248,7 +316,7 @@ fn workers(overview: &ClusterOverview, connection: &Connection) -> Listing {
         ]);
     }
     // They are not in the log until they lead.
-    for address in connection.standing_by() {
+    for address in leader.standing_by() {
         let [own, since, heartbeat, behind, jobs, load] = std::array::from_fn(|_| Value::Null);
         let (role, state) = (json!("meta"), json!("stands by"));
         listing.add([own, role, json!(address), state, since, heartbeat, behind, jobs, load]);
@@ -421,4 +489,26 @@ fn instant(ms: u64) -> Option<String> {
     let mut text = String::new();
     write_timestamp(&mut text, us, false).ok()?;
     Some(text.replace(' ', "T") + "Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_attempt_without_an_answer_has_moved_is_told_by_where_jobs_run() {
+        let job = |(id, worker): &(u32, u64)| JobOverview {
+            id: *id,
+            worker: *worker,
+            ..JobOverview::default()
+        };
+        let overview = |placed: &[(u32, u64)]| ClusterOverview {
+            jobs: placed.iter().map(job).collect(),
+            ..ClusterOverview::default()
+        };
+        let before = overview(&[(1, 7), (2, 8), (3, 7), (4, 9), (5, 7)]);
+        // The fourth was moved by somebody else, the fifth was dropped, and the sixth is new.
+        let after = overview(&[(1, 8), (2, 7), (3, 7), (4, 8), (6, 7)]);
+        assert_eq!(changed(&before, &after, 7), [1, 2]);
+    }
 }

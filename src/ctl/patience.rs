@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use super::asking::Failure;
 use super::backup::BackupCommand;
 use super::{CtlCommand, LeaderCommand};
 use crate::config::duration;
+use crate::standalone::described;
 
 /// Without --timeout. What the leader is asked for takes seconds, also a backup; a restore takes what its size takes.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -56,6 +58,17 @@ pub(super) fn late(command: &CtlCommand, limit: Duration, asked: bool) -> String
     format!("{what}, after {} ms (--timeout). {then}", limit.as_millis())
 }
 
+/// What is told of a change that the leader has refused, or of which nobody who leads has told the outcome.
+pub(super) fn failed(command: &LeaderCommand, failure: Failure) -> String {
+    match failure {
+        Failure::Refused(error) => described(&error.into()),
+        Failure::Unknown(error) => {
+            let (what, then) = outcome(command);
+            format!("{what}: {error}. {then}")
+        }
+    }
+}
+
 /// What the leader has not answered, and what may become of it.
 fn outcome(command: &LeaderCommand) -> (String, String) {
     let look = |with: &str| {
@@ -99,6 +112,7 @@ fn outcome(command: &LeaderCommand) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
+    use millrace_rpc::call_error::CallError;
 
     use super::*;
     use crate::ctl::CtlOptions;
@@ -172,5 +186,23 @@ mod tests {
         }
         let said = told(&["drain", "7"], false);
         assert!(said.contains("leads") && said.contains("Nothing has been asked for"), "{said}");
+    }
+
+    #[test]
+    fn only_of_a_change_without_an_outcome_it_is_told_that_it_may_be_done() {
+        let CtlCommand::Leader(command) = options(&["drain", "7"]).command else {
+            panic!("the leader is asked for it");
+        };
+        let error = || {
+            let (peer, cause) = ("m:1".to_owned(), "nobody listens".to_owned());
+            CallError::NotConnected { peer, cause }
+        };
+        let unknown = failed(&command, Failure::Unknown(error()));
+        for part in ["that 7 is drained", "m:1 cannot be reached", "millrace ctl workers"] {
+            assert!(unknown.contains(part), "{unknown}");
+        }
+        let refused = failed(&command, Failure::Refused(error()));
+        assert!(refused.contains("m:1 cannot be reached"), "{refused}");
+        assert!(!refused.contains("may be done"), "{refused}");
     }
 }

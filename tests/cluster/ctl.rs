@@ -1,6 +1,8 @@
 //! `millrace ctl`: what it shows is so, and what it changes holds, while statements go on.
 
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -221,7 +223,22 @@ async fn a_drained_process_has_no_jobs_whoever_leads() {
     assert!(told(metas, &["drain", drained]).contains("is drained"));
     assert_eq!(jobs_on(metas, drained), 0);
     test.running.progress(PROGRESS).await;
+    // Nobody is told of the change of leader, and nothing is done twice.
+    let goes_on = Arc::new(AtomicBool::new(true));
+    let backing_up = {
+        let (goes_on, metas) = (Arc::clone(&goes_on), test.metas.clone());
+        tokio::task::spawn_blocking(move || {
+            while goes_on.load(Ordering::Relaxed) {
+                told(&metas, &["backup", "create", "--name", "again"]);
+                told(&metas, &["backup", "release", "again"]);
+            }
+        })
+    };
     test.kill_leader().await;
+    goes_on.store(false, Ordering::Relaxed);
+    backing_up.await.expect("each was done, and once");
+    let left = json(metas, &["backup", "list"]);
+    assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
     let deadline = Instant::now() + LIMIT;
     // Right after the change of leader it may not have been heard of yet.
     while worker_with(metas, "address", &drained.into())["state"] != "drained" {
