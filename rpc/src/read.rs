@@ -2,10 +2,17 @@
 //! faster way beside log and bucket, which are always there. So whoever serves this may refuse any call.
 
 use async_trait::async_trait;
-use millrace_common::{DeltaChunk, Epoch, Generation, JobId, TableId};
+use millrace_common::{DeltaChunk, Epoch, Generation, JobId, TableId, VNODE_COUNT};
 use prost::bytes::Bytes;
 
 use crate::call_error::CallError;
+
+/// Keys of one request, at most.
+pub const MOST_KEYS: usize = 256;
+/// Key ranges of one request, at most: an index of which the first column is not fixed is read by one in each vnode.
+pub const MOST_RANGES: usize = VNODE_COUNT;
+/// Bytes of the keys of one request, or of the bounds of its ranges, at most.
+pub const MOST_KEY_BYTES: usize = 1 << 20;
 
 /// Storage keys from one (inclusive) to another (exclusive).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +32,22 @@ pub enum WantedRows {
     Any,
 }
 
+impl WantedRows {
+    /// Whether so few keys or ranges may be asked for; whoever serves reads refuses more.
+    pub fn is_small(&self) -> bool {
+        let fit =
+            |count: usize, most: usize, bytes: usize| count <= most && bytes <= MOST_KEY_BYTES;
+        match self {
+            WantedRows::Keys(keys) => fit(keys.len(), MOST_KEYS, keys.iter().map(Bytes::len).sum()),
+            WantedRows::Ranges(ranges) => {
+                let bytes = ranges.iter().map(|range| range.from.len() + range.until.len());
+                fit(ranges.len(), MOST_RANGES, bytes.sum())
+            }
+            WantedRows::Any => true,
+        }
+    }
+}
+
 /// What a read asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadRequest {
@@ -40,7 +63,7 @@ pub struct ReadRequest {
     pub epoch: Epoch,
     /// The state table that has the relation's rows.
     pub table: TableId,
-    /// Positions of the columns that are wanted, hidden ones counted.
+    /// Positions of the columns that are wanted, hidden ones counted. No more than there are.
     pub columns: Vec<u32>,
     pub rows: WantedRows,
     /// About so many rows are enough; `None`: all are wanted.
@@ -74,7 +97,7 @@ pub enum ReadRefusal {
     NotYet,
     /// The epoch is no longer kept.
     TooOld,
-    /// The rows have more bytes than the caller takes.
+    /// The rows have more bytes than the caller takes, or the request has more keys or ranges than are served.
     TooLarge,
     /// Many others read there now.
     Busy,

@@ -94,6 +94,13 @@ impl Snapshot {
         )
     }
 
+    /// How many columns the rows of a table have, if they are those of a relation. `None`: the table is part of the job's
+    /// state only, or of another job.
+    pub fn relation_columns(&self, table: TableId) -> Option<usize> {
+        let desc = &self.version.table(table).ok()?.desc;
+        desc.relation.then(|| desc.value_schema.fields().len())
+    }
+
     /// About how many entries a table has and the bytes that hold them, older versions included.
     pub fn size(&self, table: TableId) -> Result<(u64, u64)> {
         let table = self.version.table(table)?;

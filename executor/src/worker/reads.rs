@@ -2,6 +2,7 @@
 //!
 //! Whoever asks can read the same rows from log and bucket. So what is not as the caller takes it to be is refused and not
 //! waited for, and nothing is kept for a caller: a read holds its version as long as it takes, as every reader here does.
+//! What a request asks for is checked: it may come of another build, or of a bug.
 //!
 //! All reads together have one share of the cores, as a job has: many of them slow no job down by more than another job
 //! would, and one of them is next when a permit is free. At a time they are few, so their rows need little memory.
@@ -55,6 +56,9 @@ impl ReadsOfFrontends {
 #[async_trait]
 impl ReadService for Worker {
     async fn read(&self, mut request: ReadRequest) -> Result<ReadAnswer, CallError> {
+        if !request.rows.is_small() {
+            return Ok(ReadAnswer::Refused(ReadRefusal::TooLarge));
+        }
         request.max_bytes = request.max_bytes.min(MOST_BYTES);
         let ReadsOfFrontends { share, places } = &self.shared.reads_of_frontends;
         let Ok(_place) = places.try_acquire() else {
@@ -79,6 +83,7 @@ impl Shared {
             Ok(snapshot) => snapshot,
             Err(refusal) => return Ok(ReadAnswer::Refused(refusal)),
         };
+        check(&snapshot, &request)?;
         let found = match &request.rows {
             WantedRows::Keys(keys) => at_keys(&snapshot, &request, keys).await,
             WantedRows::Ranges(ranges) => {
@@ -114,6 +119,26 @@ impl Shared {
     }
 }
 
+/// Whether a request names the rows of the relation, and columns that these have.
+fn check(snapshot: &Snapshot, request: &ReadRequest) -> Result<(), CallError> {
+    let ReadRequest { table, columns, .. } = request;
+    let Some(count) = snapshot.relation_columns(*table) else {
+        let message = format!("state table {table} does not have the rows of the relation");
+        return Err(CallError::Malformed(message));
+    };
+    if columns.len() > count {
+        let message =
+            format!("{} columns are wanted of a relation that has {count}", columns.len());
+        return Err(CallError::Malformed(message));
+    }
+    match columns.iter().find(|column| **column as usize >= count) {
+        Some(column) => Err(CallError::Malformed(format!(
+            "column {column} is wanted of a relation that has {count}, from 0 on"
+        ))),
+        None => Ok(()),
+    }
+}
+
 fn columns_of(request: &ReadRequest) -> Vec<usize> {
     request.columns.iter().map(|column| *column as usize).collect()
 }
@@ -133,6 +158,10 @@ async fn at_keys(
 }
 
 /// Rows in some ranges, or anywhere, until there are as many as the read asks for. `None`: they are too large.
+///
+/// Then what was read here was read for nothing: no more than the caller takes. Before it is read nothing tells how large it
+/// is: sizes of runs and of their blocks count older versions and deletes, and so would have rows refused that change often
+/// and are few.
 async fn scanned(
     snapshot: &Snapshot,
     request: &ReadRequest,

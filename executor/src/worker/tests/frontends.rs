@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use millrace_rpc::call_error::CallError;
 use millrace_rpc::read::{
-    FoundRows, KeyRange, ReadAnswer, ReadRefusal, ReadRequest, ReadService, WantedRows,
+    FoundRows, KeyRange, MOST_KEY_BYTES, MOST_KEYS, MOST_RANGES, ReadAnswer, ReadRefusal,
+    ReadRequest, ReadService, WantedRows,
 };
 use millrace_storage::FollowedJob;
 
@@ -177,4 +179,56 @@ async fn a_started_job_has_what_was_committed_before() {
     assert_eq!(refused(&c, before).await, ReadRefusal::NotOpen);
     let now = request(&c, t, WantedRows::Any);
     assert_eq!(rows_of(&found(&c, now).await), [(1, 10, 1)]);
+}
+
+#[tokio::test]
+async fn more_keys_and_ranges_than_one_request_may_have_are_refused() {
+    let (c, t, _) = served().await;
+    c.insert(t, [(1, 10)]).await;
+    let key = |bytes: usize| Bytes::from(vec![0xff; bytes]);
+    let nothing = |bytes: usize| KeyRange { from: key(bytes), until: key(bytes) };
+    let half = MOST_KEY_BYTES / 2;
+    let most = [
+        WantedRows::Keys(vec![key(9); MOST_KEYS]),
+        WantedRows::Keys(vec![key(half); 2]),
+        WantedRows::Ranges(vec![nothing(9); MOST_RANGES]),
+        WantedRows::Ranges(vec![nothing(half)]),
+    ];
+    for rows in most {
+        assert!(rows_of(&found(&c, request(&c, t, rows)).await).is_empty());
+    }
+    let more = [
+        WantedRows::Keys(vec![key(9); MOST_KEYS + 1]),
+        WantedRows::Keys(vec![key(half), key(half + 1)]),
+        WantedRows::Ranges(vec![nothing(9); MOST_RANGES + 1]),
+        WantedRows::Ranges(vec![nothing(half), nothing(1)]),
+    ];
+    for rows in more {
+        assert_eq!(refused(&c, request(&c, t, rows)).await, ReadRefusal::TooLarge);
+    }
+}
+
+#[tokio::test]
+async fn what_no_table_of_the_relation_has_is_an_error() {
+    let (c, t, _) = served().await;
+    c.insert(t, [(1, 10), (2, 20)]).await;
+    for rows in [WantedRows::Any, keys(&[1]), WantedRows::Ranges(vec![range(&[], &[0xff])])] {
+        let good = request(&c, t, rows);
+        let table = TableId(good.table.0 + 1);
+        for bad in [
+            ReadRequest { columns: vec![0, 2], ..good.clone() },
+            ReadRequest { columns: vec![u32::MAX], ..good.clone() },
+            ReadRequest { columns: vec![0, 1, 0], ..good.clone() },
+            ReadRequest { table, ..good.clone() },
+        ] {
+            let answer = c.worker.read(bad.clone()).await;
+            assert!(matches!(answer, Err(CallError::Malformed(_))), "{bad:?}: {answer:?}");
+        }
+        assert!(!rows_of(&found(&c, good).await).is_empty(), "others are answered");
+    }
+    // Keys that no row can have, and a range that ends before it begins.
+    let strange = WantedRows::Keys(vec![Bytes::new(), Bytes::from_static(&[0xff])]);
+    assert!(found(&c, request(&c, t, strange)).await.positions.is_empty());
+    let turned = WantedRows::Ranges(vec![range(&[0xff], &[])]);
+    assert!(rows_of(&found(&c, request(&c, t, turned)).await).is_empty());
 }
