@@ -13,6 +13,7 @@
 //! - A process that has failed to answer is not asked for [`SET_ASIDE`]. One that has answered other reads meanwhile is: it
 //!   is there, and has to ask the store for some rows.
 //! - Rows are passed on when all are here, so a read that breaks off repeats none.
+//! - What cannot be an answer to the read is none: the process may be of another build.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +25,10 @@ use arrow::error::ArrowError;
 use bytes::Bytes;
 use millrace_common::collections::HashMap;
 use millrace_common::delta::new_batch;
-use millrace_common::{DeltaChunk, EnvHandle, VNODE_COUNT};
+use millrace_common::{DeltaChunk, EnvHandle};
 use millrace_rpc::read::{
-    FoundRows, KeyRange, ReadAnswer, ReadRefusal, ReadRequest, ReadService, WantedRows,
+    FoundRows, KeyRange, MOST_KEYS, MOST_RANGES, ReadAnswer, ReadRefusal, ReadRequest, ReadService,
+    WantedRows,
 };
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
@@ -38,14 +40,12 @@ use crate::cluster::{KeyBounds, ScanRequest, snapshot};
 const ANSWER_WAIT: Duration = Duration::from_millis(250);
 /// How long a process is not asked after it has failed to answer a read in time, or at all.
 const SET_ASIDE: Duration = Duration::from_secs(5);
-/// Keys of a read that the owner is asked for, at most.
-const MOST_KEYS: usize = 256;
-/// Key ranges, at most: an index of which the first column is not fixed is read by one in each vnode.
-const MOST_RANGES: usize = VNODE_COUNT;
 /// Rows of a read that is bounded by their number alone, at most.
 const MOST_ROWS: usize = 1_000;
 /// Bytes of rows that the owner is asked for, at most: they are collected here.
 pub(super) const MOST_BYTES: u64 = 1 << 20;
+/// Rows that are made of an answer, at most: one row may stand for very many.
+const MOST_REPEATED: u64 = 1 << 20;
 
 /// Why a read goes to log and bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,7 +240,8 @@ pub(super) fn small(request: &ScanRequest) -> Option<WantedRows> {
     match (&request.keys, &request.ranges) {
         (Some(keys), _) => few_keys(keys),
         (None, Some(ranges)) if ranges.len() <= MOST_RANGES => {
-            Some(WantedRows::Ranges(ranges.iter().map(range).collect()))
+            let ranges = WantedRows::Ranges(ranges.iter().map(range).collect());
+            Some(ranges).filter(WantedRows::is_small)
         }
         (None, None) if request.limit.is_some_and(|limit| limit <= MOST_ROWS) => {
             Some(WantedRows::Any)
@@ -252,7 +253,29 @@ pub(super) fn small(request: &ScanRequest) -> Option<WantedRows> {
 /// The rows at some keys, if these are few.
 pub(super) fn few_keys(keys: &BinaryArray) -> Option<WantedRows> {
     let few = keys.value_offsets().len() <= MOST_KEYS + 1;
-    few.then(|| WantedRows::Keys(keys.iter().flatten().map(Bytes::copy_from_slice).collect()))
+    let copied = || WantedRows::Keys(keys.iter().flatten().map(Bytes::copy_from_slice).collect());
+    few.then(copied).filter(WantedRows::is_small)
+}
+
+/// Whether rows may be an answer. `keys`: how many were asked for: each has one row at most, and the rows are in their order;
+/// `None`: something else was, which no positions belong to.
+pub(super) fn may_answer(found: &FoundRows, keys: Option<usize>) -> bool {
+    let FoundRows { positions, chunks } = found;
+    let mut weights =
+        chunks.iter().filter_map(|chunk| chunk.weights.as_ref()).flat_map(|w| w.values().iter());
+    let rows: usize = chunks.iter().map(DeltaChunk::num_rows).sum();
+    let Some(keys) = keys else {
+        let times = |sum: u64, weight: &i64| {
+            let weight = u64::try_from(*weight).ok().filter(|weight| *weight > 0)?;
+            Some(sum.saturating_add(weight))
+        };
+        let repeated = weights.try_fold(0, times);
+        return positions.is_empty() && repeated.is_some_and(|rows| rows <= MOST_REPEATED);
+    };
+    positions.len() == rows
+        && positions.is_sorted_by(|a, b| a < b)
+        && positions.last().is_none_or(|last| (*last as usize) < keys)
+        && weights.all(|weight| *weight == 1)
 }
 
 /// Rows as the owner has sent them, as often as their multiplicities say. An error where they are not of these columns.
@@ -270,9 +293,11 @@ pub(super) fn batches(
 
 #[cfg(test)]
 mod tests {
+    use arrow::array::{ArrayRef, Int64Array};
     use async_trait::async_trait;
     use millrace_common::{Epoch, Generation, RelationId, TableId};
     use millrace_rpc::call_error::CallError;
+    use millrace_rpc::read::MOST_KEY_BYTES;
 
     use super::*;
 
@@ -386,6 +411,46 @@ mod tests {
             ..ScanRequest::default()
         };
         assert!(small(&ranges(MOST_RANGES)).is_some() && small(&ranges(MOST_RANGES + 1)).is_none());
+        let large = |bytes: usize| ScanRequest {
+            keys: Some(BinaryArray::from_iter_values([vec![1u8; bytes]])),
+            ..ScanRequest::default()
+        };
+        let is_asked_for = |request: ScanRequest| small(&request).is_some();
+        assert!(is_asked_for(large(MOST_KEY_BYTES)) && !is_asked_for(large(MOST_KEY_BYTES + 1)));
+        let large = |bytes: usize| {
+            let bounds = KeyBounds { from: vec![1; bytes], until: vec![2; MOST_KEY_BYTES / 2] };
+            ScanRequest { ranges: Some(vec![bounds]), ..ScanRequest::default() }
+        };
+        let half = MOST_KEY_BYTES / 2;
+        assert!(is_asked_for(large(half)) && !is_asked_for(large(half + 1)));
+    }
+
+    #[test]
+    fn what_cannot_be_an_answer_is_none() {
+        let rows = |count: i64, weights: Option<Vec<i64>>| {
+            let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(0..count));
+            let batch = RecordBatch::try_from_iter([("id", ids)]).unwrap();
+            DeltaChunk::new(batch, weights.map(Int64Array::from))
+        };
+        let may = |positions: &[u32], chunks: Vec<DeltaChunk>, keys| {
+            may_answer(&FoundRows { positions: positions.to_vec(), chunks }, keys)
+        };
+        let of_three_keys = |positions: &[u32], chunks| may(positions, chunks, Some(3));
+        assert!(of_three_keys(&[], vec![]));
+        assert!(of_three_keys(&[0, 2], vec![rows(2, None)]));
+        assert!(of_three_keys(&[0, 2], vec![rows(1, None), rows(1, Some(vec![1]))]));
+        assert!(!of_three_keys(&[1], vec![rows(2, None)]), "a row more");
+        assert!(!of_three_keys(&[0, 1], vec![rows(1, None)]), "a row less");
+        assert!(!of_three_keys(&[2, 0], vec![rows(2, None)]), "in another order");
+        assert!(!of_three_keys(&[1, 1], vec![rows(2, None)]), "two rows of one key");
+        assert!(!of_three_keys(&[0, 3], vec![rows(2, None)]), "of no key");
+        assert!(!of_three_keys(&[0], vec![rows(1, Some(vec![2]))]), "a row twice");
+
+        assert!(may(&[], vec![rows(2, None), rows(2, Some(vec![1, 5]))], None));
+        assert!(!may(&[0, 1], vec![rows(2, None)], None), "of keys, and none were asked for");
+        for weights in [vec![1, 0], vec![1, -1], vec![1, 1 << 40], vec![i64::MAX; 2]] {
+            assert!(!may(&[], vec![rows(2, Some(weights.clone()))], None), "{weights:?}");
+        }
     }
 
     #[test]

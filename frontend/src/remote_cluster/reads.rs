@@ -181,12 +181,7 @@ impl Reader {
             let found = self.ask_owner(&columns, owners::few_keys(keys), None).await?;
             let batches = owners::batches(&schema, found.chunks).map_err(|_| Why::Failed)?;
             let rows = concat_batches(&schema, &batches).map_err(|_| Why::Failed)?;
-            let positions = found.positions;
-            let asked = keys.value_offsets().len().saturating_sub(1);
-            let fit = positions.len() == rows.num_rows()
-                && positions.is_sorted()
-                && positions.last().is_none_or(|last| (*last as usize) < asked);
-            fit.then(|| (UInt32Array::from(positions), rows)).ok_or(Why::Failed)
+            Ok((UInt32Array::from(found.positions), rows))
         };
         self.counted(rows.await)
     }
@@ -197,7 +192,7 @@ impl Reader {
         all.project(columns).map(Arc::new).map_err(|_| Why::Failed)
     }
 
-    /// What the process that the job runs on answers. `wanted`: `None` if that is much.
+    /// What the process that the job runs on answers, if it may be an answer. `wanted`: `None` if that is much.
     async fn ask_owner(
         &self,
         columns: &[usize],
@@ -218,6 +213,10 @@ impl Reader {
         });
         let (generation, commits) = at.ok_or(Why::NoOwner)?;
         let process = routes.process_of(job).map_err(|_| Why::NoOwner)?;
+        let keys = match &rows {
+            WantedRows::Keys(keys) => Some(keys.len()),
+            WantedRows::Ranges(_) | WantedRows::Any => None,
+        };
         let request = ReadRequest {
             job,
             generation,
@@ -229,7 +228,8 @@ impl Reader {
             limit,
             max_bytes: owners::MOST_BYTES,
         };
-        owners.ask(process.incarnation, &process.reads, request).await
+        let found = owners.ask(process.incarnation, &process.reads, request).await?;
+        owners::may_answer(&found, keys).then_some(found).ok_or(Why::Failed)
     }
 
     /// Counts a read by its way.

@@ -3,12 +3,14 @@
 
 use std::sync::atomic::AtomicU64;
 
-use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use millrace_common::Generation;
 use millrace_rpc::read::{FoundRows, ReadAnswer, ReadRefusal, ReadRequest};
+use millrace_rpc::remote::{Admission, Server as CallServer};
 use object_store::ObjectStoreExt;
 use object_store::path::Path;
 use parking_lot::Mutex;
+use tokio::net::TcpListener;
 
 use super::*;
 
@@ -24,6 +26,8 @@ enum Answers {
     Succeeded,
     Never,
     OtherColumns,
+    /// What is right, and then changed.
+    Spoiled(fn(&mut FoundRows)),
     Refused(ReadRefusal),
 }
 
@@ -34,6 +38,11 @@ struct Owner {
 }
 
 impl Owner {
+    fn new(worker: &Arc<Worker>) -> Arc<Owner> {
+        let (worker, answers) = (Arc::clone(worker), Mutex::new(Answers::Well));
+        Arc::new(Owner { worker, answers, asked: AtomicU64::new(0) })
+    }
+
     fn asked(&self) -> u64 {
         self.asked.load(Ordering::Relaxed)
     }
@@ -57,6 +66,13 @@ impl ReadService for Owner {
                 let batch = RecordBatch::try_from_iter([("v", text)]).unwrap();
                 let (positions, chunks) = (vec![0], vec![DeltaChunk::inserts(batch)]);
                 Ok(ReadAnswer::Rows(FoundRows { positions, chunks }))
+            }
+            Answers::Spoiled(spoil) => {
+                let mut answer = self.worker.read(request).await?;
+                if let ReadAnswer::Rows(found) = &mut answer {
+                    spoil(found);
+                }
+                Ok(answer)
             }
             Answers::Refused(why) => Ok(ReadAnswer::Refused(why)),
         }
@@ -139,11 +155,7 @@ fn what_the_owner_does_not_answer_is_read_from_log_and_bucket() {
             (Answers::Refused(ReadRefusal::Busy), "busy", true),
         ];
         for ((answers, reason, is_asked_again), incarnation) in cases.into_iter().zip(2_000..) {
-            let owner = Arc::new(Owner {
-                worker: Arc::clone(&server.worker),
-                answers: Mutex::new(Answers::Well),
-                asked: AtomicU64::new(0),
-            });
+            let owner = Owner::new(&server.worker);
             let reads = Arc::clone(&owner) as Arc<dyn ReadService>;
             let process = TableProcess { reads, ..server.process() };
             let (bucket, leader) = (&server.bucket, server.leader());
@@ -160,6 +172,86 @@ fn what_the_owner_does_not_answer_is_read_from_log_and_bucket() {
             assert_eq!(owner.asked() - asked, 1 + u64::from(is_asked_again), "{answers:?}");
             assert_eq!(ways.by_owner(), by_owner, "{answers:?}");
         }
+    });
+}
+
+#[test]
+fn what_cannot_be_an_answer_is_read_from_log_and_bucket() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        server.direct.rows("INSERT INTO t VALUES (1, 2), (3, 4)").await;
+        let owner = Owner::new(&server.worker);
+        let reads = Arc::clone(&owner) as Arc<dyn ReadService>;
+        let process = TableProcess { reads, ..server.process() };
+        let (bucket, leader) = (&server.bucket, server.leader());
+        let (remote, ways) = server.frontend_on(bucket, 2_000, leader, process).await;
+        let by_key = ("SELECT v FROM t WHERE id = 3", "4");
+        let few = ("SELECT count(*) FROM (SELECT id FROM t LIMIT 5) AS l", "2");
+        let cases: [(&str, (&str, &str), fn(&mut FoundRows)); 11] = [
+            ("a key that was not asked for", by_key, |found| found.positions = vec![7]),
+            ("a position more", by_key, |found| found.positions.push(1)),
+            ("no positions", by_key, |found| found.positions.clear()),
+            ("a row more", by_key, |found| found.chunks.push(found.chunks[0].clone())),
+            ("no rows", by_key, |found| found.chunks.clear()),
+            ("a row twice", by_key, |found| {
+                found.chunks[0].weights = Some(Int64Array::from(vec![2]))
+            }),
+            ("no columns", by_key, |found| {
+                found.chunks[0].batch = found.chunks[0].batch.project(&[]).unwrap();
+            }),
+            ("a column more", by_key, |found| {
+                let columns = [0].repeat(found.chunks[0].batch.num_columns() + 1);
+                found.chunks[0].batch = found.chunks[0].batch.project(&columns).unwrap();
+            }),
+            ("positions", few, |found| found.positions = vec![0]),
+            ("rows that are not there", few, |found| {
+                let weights = vec![-1_i64; found.chunks[0].num_rows()];
+                found.chunks[0].weights = Some(Int64Array::from(weights));
+            }),
+            ("more rows than there is memory for", few, |found| {
+                let weights = vec![1_i64 << 60; found.chunks[0].num_rows()];
+                found.chunks[0].weights = Some(Int64Array::from(weights));
+            }),
+        ];
+        connect(&remote, &ways, by_key.0).await;
+        for (name, (query, rows), spoil) in cases {
+            *owner.answers.lock() = Answers::Spoiled(spoil);
+            let (by_owner, asked) = (ways.by_owner(), owner.asked());
+            let failed = by_follower(&ways, "failed");
+            assert_eq!(remote.text(query).await, rows, "{name}");
+            assert!(owner.asked() > asked && by_follower(&ways, "failed") > failed, "{name}");
+            assert_eq!(ways.by_owner(), by_owner, "{name}");
+            // It has answered, so it is asked again.
+            *owner.answers.lock() = Answers::Well;
+            connect(&remote, &ways, query).await;
+        }
+    });
+}
+
+#[test]
+fn a_process_of_a_build_without_the_call_is_not_asked_for_a_while() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+        server.direct.rows("INSERT INTO t VALUES (1, 2), (3, 4)").await;
+        // It answers handshakes, and has no service for reads.
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        tokio::spawn(CallServer::new(Arc::<Admission>::default()).serve(listener));
+        let peer = Peer::new(&address, Arc::default(), CallLimits::default()).unwrap();
+        let reads = Arc::new(RemoteReads::new(peer)) as Arc<dyn ReadService>;
+        let process = TableProcess { reads, ..server.process() };
+        let (bucket, leader) = (&server.bucket, server.leader());
+        let (remote, ways) = server.frontend_on(bucket, 2_000, leader, process).await;
+        let read = "SELECT v FROM t WHERE id = 3";
+        while by_follower(&ways, "failed") == 0 {
+            assert_eq!(remote.text(read).await, "4");
+        }
+        let set_aside = by_follower(&ways, "set_aside");
+        assert_eq!(remote.text(read).await, "4");
+        assert_eq!(by_follower(&ways, "set_aside"), set_aside + 1);
+        assert_eq!((by_follower(&ways, "failed"), ways.by_owner()), (1, 0));
     });
 }
 
