@@ -74,7 +74,7 @@ pub struct Options {
 
     /// A directory that file sources and sinks may use, with all in it; may be given several times (in the
     /// environment separated by colons) [default: every one while only this machine can connect, without a password;
-    /// none otherwise]
+    /// none otherwise, and in a cluster]
     #[arg(long, env = "MILLRACE_ALLOW_PATH", value_name = "DIR", value_delimiter = ':')]
     #[serde(default)]
     pub allow_path: Vec<PathBuf>,

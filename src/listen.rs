@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use millrace_connector::paths::{self, PathLimit};
+use millrace_connector::paths::{self, Limited, PathLimit};
 use millrace_frontend::auth::Tls;
 use tokio::net::TcpListener;
 
@@ -32,18 +32,29 @@ pub(crate) fn load_tls(access: &Access) -> Result<Option<Tls>, StartError> {
     tls.map(Some).map_err(|e| StartError::Tls { reason: e.to_string() })
 }
 
-/// Before any job starts: whom the server takes for its owner may name every file, others only what the operator has
-/// named.
-pub(crate) fn limit_paths(access: &Access, trusting: bool) -> Result<(), StartError> {
+/// Before any job starts: whom the process takes for its owner may name every file, others only what the operator has
+/// named. `trusting`: whoever comes in is taken for the owner.
+pub(crate) fn limit_paths(
+    access: &Access,
+    limited: Limited,
+    trusting: bool,
+) -> Result<(), StartError> {
+    paths::set_limit(path_limit(access, limited, trusting)?);
+    Ok(())
+}
+
+/// `None`: no limit.
+fn path_limit(
+    access: &Access,
+    limited: Limited,
+    trusting: bool,
+) -> Result<Option<PathLimit>, StartError> {
     let given = &access.allow_paths;
     if trusting && given.is_empty() {
-        paths::set_limit(None);
-        return Ok(());
+        return Ok(None);
     }
-    let limit =
-        PathLimit::new(given).map_err(|(path, source)| StartError::AllowPath { path, source })?;
-    paths::set_limit(Some(limit));
-    Ok(())
+    let limit = PathLimit::new(limited, given);
+    limit.map(Some).map_err(|(path, source)| StartError::AllowPath { path, source })
 }
 
 pub(crate) async fn bind_http(http: &Http) -> Result<Option<TcpListener>, StartError> {
@@ -55,5 +66,28 @@ pub(crate) async fn bind_http(http: &Http) -> Result<Option<TcpListener>, StartE
             Ok(None)
         }
         (Err(source), _) => Err(StartError::ListenHttp { address: address.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_limited_unless_the_owner_alone_comes_in_and_names_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let named = Access { allow_paths: vec![dir.path().to_path_buf()], ..Access::default() };
+        let limit = |access: &Access, trusting| {
+            path_limit(access, Limited::Server, trusting).map_err(|e| e.to_string())
+        };
+        assert_eq!(limit(&Access::default(), true), Ok(None));
+        let nothing = PathLimit::new(Limited::Server, &[]).unwrap();
+        assert_eq!(limit(&Access::default(), false), Ok(Some(nothing)));
+        let directory = PathLimit::new(Limited::Server, &named.allow_paths).unwrap();
+        for trusting in [true, false] {
+            assert_eq!(limit(&named, trusting), Ok(Some(directory.clone())));
+        }
+        let nowhere = Access { allow_paths: vec![dir.path().join("x")], ..Access::default() };
+        assert!(limit(&nowhere, false).unwrap_err().contains("--allow-path"));
     }
 }

@@ -16,6 +16,7 @@ use std::time::Instant;
 use millrace_common::threads::lower_priority;
 use millrace_common::{EnvHandle, SqlError, collections};
 use millrace_compactor::Compactor;
+use millrace_connector::paths::Limited;
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::{Worker, WorkerOptions};
 use millrace_frontend::auth::{OwnSecret, verifier_of};
@@ -114,7 +115,7 @@ impl Standalone {
         let http_listener = bind_http(&config.http).await?;
         let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
         let trusting = !config.access.require_password && is_local(&[Some(address), http]);
-        limit_paths(&config.access, trusting)?;
+        limit_paths(&config.access, Limited::Server, trusting)?;
         let (object_store, requests) = open_store(&config, &overrides)?;
         let apart = overrides.threads == Threads::Apart;
         let runtimes = apart.then(|| Runtimes::start(config.memory_limit)).transpose()?;

@@ -1,8 +1,9 @@
 //! Which local files statements may name.
 //!
 //! Whoever can run statements could otherwise read and write as the server's own user. So a server that other
-//! hosts can reach, or that asks for passwords, is limited to directories that its operator names. The limit is
-//! the process's and is set once, before the first relation is opened; without one every path is allowed.
+//! hosts can reach, or that asks for passwords, is limited to directories that its operator names, and so is every
+//! process of a cluster that opens files: it does not know who may come in elsewhere. The limit is the process's and is
+//! set once, before the first relation is opened; without one every path is allowed.
 //!
 //! It is checked twice: by the text of a path when a relation is defined or started, and, with symbolic links
 //! resolved, before a file is opened.
@@ -20,9 +21,29 @@ use crate::ConnectorError;
 /// `None`: no limit.
 static LIMIT: RwLock<Option<Arc<PathLimit>>> = RwLock::new(None);
 
+/// Who is limited, for errors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Limited {
+    /// A server that runs all roles.
+    #[default]
+    Server,
+    /// A process of a cluster: its role, and where others reach it.
+    Process { role: &'static str, address: String },
+}
+
+impl std::fmt::Display for Limited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Limited::Server => f.write_str("this server"),
+            Limited::Process { role, address } => write!(f, "the {role} process at {address}"),
+        }
+    }
+}
+
 /// The directories that may be used, with all that is in them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PathLimit {
+    limited: Limited,
     /// As given, for errors.
     given: Vec<PathBuf>,
     /// The same, absolute, as given and with links resolved.
@@ -64,8 +85,11 @@ pub fn check_blocking(path: &Path) -> Result<(), SqlError> {
 
 impl PathLimit {
     /// Of directories that must exist; otherwise the first that cannot be used, and why.
-    pub fn new(directories: &[PathBuf]) -> Result<PathLimit, (PathBuf, std::io::Error)> {
-        let mut limit = PathLimit { given: directories.to_vec(), roots: Vec::new() };
+    pub fn new(
+        limited: Limited,
+        directories: &[PathBuf],
+    ) -> Result<PathLimit, (PathBuf, std::io::Error)> {
+        let mut limit = PathLimit { limited, given: directories.to_vec(), roots: Vec::new() };
         for directory in directories {
             let roots = roots_of(directory).map_err(|e| (directory.clone(), e))?;
             limit.roots.extend(roots);
@@ -97,18 +121,28 @@ impl PathLimit {
 
     fn refused(&self, path: &Path) -> SqlError {
         let given: Vec<String> = self.given.iter().map(|d| d.display().to_string()).collect();
+        let (unnamed, hint) = match self.limited {
+            Limited::Server => (
+                "Other hosts can reach this server, or it asks for passwords, and no directory has been named for files.",
+                "Start the server with --allow-path DIR for the directory.",
+            ),
+            Limited::Process { .. } => (
+                "No directory has been named for files of this process.",
+                "Start all compute processes and frontends with --allow-path DIR for the directory.",
+            ),
+        };
         let detail = match given.is_empty() {
-            true => "Other hosts can reach this server, or it asks for passwords, and no directory has been \
-                     named for files."
-                .to_owned(),
+            true => unnamed.to_owned(),
             false => format!("Files may be in: {}.", given.join(", ")),
         };
+        let (path, limited) = (path.display(), &self.limited);
         SqlError::new(
             SqlState::INSUFFICIENT_PRIVILEGE,
-            format!("path \"{}\" is not in a directory that this server may use", path.display()),
+            // What is told of a job is this alone.
+            format!("path \"{path}\" is not in a directory that {limited} may use (--allow-path)"),
         )
         .with_detail(detail)
-        .with_hint("Start the server with --allow-path DIR for the directory.")
+        .with_hint(hint)
     }
 }
 
@@ -172,7 +206,7 @@ mod tests {
         std::os::unix::fs::symlink(&shut, open.join("folder")).unwrap();
         std::os::unix::fs::symlink(shut.join("later"), open.join("dangling")).unwrap();
         std::os::unix::fs::symlink(&open, base.join("alias")).unwrap();
-        let limit = PathLimit::new(std::slice::from_ref(&open)).unwrap();
+        let limit = PathLimit::new(Limited::Server, std::slice::from_ref(&open)).unwrap();
 
         for allowed in ["", "in", "in/new/file", "in/../in", "new"] {
             let path = open.join(allowed);
@@ -193,11 +227,34 @@ mod tests {
         assert!(limit.check_text(&base.join("open2")).is_err());
 
         // A directory that is named by a link may be written both ways.
-        let alias = PathLimit::new(&[base.join("alias")]).unwrap();
+        let alias = PathLimit::new(Limited::Server, &[base.join("alias")]).unwrap();
         for path in [base.join("alias/in"), open.join("in")] {
             alias.check_text(&path).and_then(|()| alias.check(&path)).unwrap();
         }
-        assert!(PathLimit::new(&[base.join("nowhere")]).is_err());
+        assert!(PathLimit::new(Limited::Server, &[base.join("nowhere")]).is_err());
         assert!(PathLimit::default().check_text(&open).is_err());
+        // All of the file system may be named as well.
+        let all = PathLimit::new(Limited::Server, &[PathBuf::from("/")]).unwrap();
+        for path in [open.join("folder/secret"), base.join("nowhere")] {
+            all.check_text(&path).and_then(|()| all.check(&path)).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_refusal_names_the_path_the_flag_and_who_refuses() {
+        let dir = tempfile::tempdir().unwrap();
+        let limited = || Limited::Process { role: "compute", address: "10.0.0.2:4571".to_owned() };
+        let limit = PathLimit::new(limited(), &[dir.path().to_path_buf()]).unwrap();
+        let error = limit.check_text(Path::new("/etc/passwd")).unwrap_err();
+        assert_eq!(error.state, SqlState::INSUFFICIENT_PRIVILEGE);
+        assert_eq!(
+            error.message,
+            "path \"/etc/passwd\" is not in a directory that the compute process at 10.0.0.2:4571 may use (--allow-path)"
+        );
+        let named = format!("Files may be in: {}.", dir.path().display());
+        assert_eq!(error.detail, Some(named));
+        let error = PathLimit::new(limited(), &[]).unwrap().check_text(dir.path()).unwrap_err();
+        let unnamed = "No directory has been named for files of this process.";
+        assert_eq!(error.detail.as_deref(), Some(unnamed));
     }
 }

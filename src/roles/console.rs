@@ -28,8 +28,6 @@ pub struct Console {
 /// Whom a frontend believes without a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// Whoever has a session over the PostgreSQL protocol is taken for the owner.
-    pub sessions: bool,
     /// Nobody has to log in to the console.
     pub console: bool,
     /// There statements are run for everybody who reaches the port, not only for this machine.
@@ -46,16 +44,12 @@ impl Trust {
         let sql_is_local = is_local(&[Some(sql)]);
         let http_is_local = is_local(&[http]);
         match auth {
-            Auth::Trust => Trust {
-                sessions: true,
-                console: http_is_local || !sql_is_local,
-                everybody: !sql_is_local,
-            },
-            Auth::Password => Trust {
-                sessions: !asks && sql_is_local,
-                console: !asks && sql_is_local && http_is_local,
-                everybody: false,
-            },
+            Auth::Trust => {
+                Trust { console: http_is_local || !sql_is_local, everybody: !sql_is_local }
+            }
+            Auth::Password => {
+                Trust { console: !asks && sql_is_local && http_is_local, everybody: false }
+            }
         }
     }
 }
@@ -110,19 +104,19 @@ mod tests {
         let (local, all) = ("127.0.0.1:4566", "0.0.0.0:4566");
         let (local_http, all_http) = (Some("[::1]:9090"), Some("0.0.0.0:9090"));
         let hidden = trust(Auth::Trust, false, local, all_http);
-        assert_eq!(hidden, Trust { sessions: true, console: false, everybody: false });
+        assert_eq!(hidden, Trust { console: false, everybody: false });
         let hidden = trust(Auth::Password, false, local, all_http);
-        assert_eq!(hidden, Trust { sessions: true, console: false, everybody: false });
+        assert_eq!(hidden, Trust { console: false, everybody: false });
 
-        let everybody = Trust { sessions: true, console: true, everybody: true };
+        let everybody = Trust { console: true, everybody: true };
         for http in [local_http, all_http, None] {
             assert_eq!(trust(Auth::Trust, false, all, http), everybody);
         }
-        let this_machine = Trust { sessions: true, console: true, everybody: false };
+        let this_machine = Trust { console: true, everybody: false };
         for auth in [Auth::Trust, Auth::Password] {
             assert_eq!(trust(auth, false, local, local_http), this_machine);
         }
-        let nobody = Trust { sessions: false, console: false, everybody: false };
+        let nobody = Trust { console: false, everybody: false };
         assert_eq!(trust(Auth::Password, true, local, local_http), nobody);
         assert_eq!(trust(Auth::Password, false, all, local_http), nobody);
     }

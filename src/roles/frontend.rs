@@ -44,7 +44,7 @@ use super::reach::TableReach;
 use super::{Ending, Ground};
 use crate::http;
 use crate::http::metrics::Exposition;
-use crate::listen::{bind_http, limit_paths, load_tls};
+use crate::listen::{bind_http, load_tls};
 use crate::runtimes::Threads;
 use crate::standalone::{
     Overrides, StartError, frontend_config, http_limits, share_descriptors, store_options,
@@ -94,7 +94,6 @@ impl FrontendProcess {
         let http = http_listener.as_ref().and_then(|l| l.local_addr().ok());
         let trust = Trust::new(&config, ground.address, http);
         let tls = load_tls(&process.access)?;
-        limit_paths(&process.access, trust.sessions)?;
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
         let log = Arc::new(log.await.map_err(SqlError::from)?);
         tracing::info!(record = log.number(), "the log is read");

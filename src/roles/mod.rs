@@ -35,6 +35,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use millrace_common::SqlError;
+use millrace_connector::paths::Limited;
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::remote::{Admission, Server, Tls};
 use millrace_storage::object::Metered;
@@ -50,7 +51,7 @@ pub use self::meta::MetaProcess;
 pub(crate) use self::options::meta_addresses;
 pub use self::options::{Auth, ClusterFlags, ClusterOptions, Role, RoleConfig, RpcTlsFiles};
 use crate::config::Config;
-use crate::listen::{bind, is_local};
+use crate::listen::{bind, is_local, limit_paths};
 use crate::standalone::{OpenedStore, Overrides, StartError, lock, open_store};
 
 /// Where others reach a process, and what it proves to them who it is with.
@@ -84,9 +85,24 @@ impl Ground {
             return Err(StartError::InsecureRpc { address: address.to_string() });
         }
         let reached = reached_at(config, address)?;
+        limit_files(config, &reached)?;
         let advertised = Contact { tls: tls::load(config, &reached)?, address: reached };
         let (object_store, requests): OpenedStore = open_store(&config.process, overrides)?;
         Ok(Ground { object_store, listener, address, advertised, requests, lock })
+    }
+}
+
+/// Frontends and compute processes open files: in directories that are named, and no others. None of them knows from its
+/// own flags who may come in at the frontends.
+fn limit_files(config: &RoleConfig, reached: &str) -> Result<(), StartError> {
+    match config.role {
+        Role::Frontend | Role::Compute => {
+            let limited =
+                Limited::Process { role: config.role.name(), address: reached.to_owned() };
+            limit_paths(&config.process.access, limited, false)
+        }
+        // They open none, and the directories need not be there.
+        Role::Meta | Role::Compactor => Ok(()),
     }
 }
 

@@ -18,7 +18,7 @@ pub enum Role {
 }
 
 impl Role {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Role::Meta => "meta",
             Role::Frontend => "frontend",
@@ -110,7 +110,7 @@ struct Group {
 }
 
 /// Every flag that is in none of these is heeded by all roles.
-const GROUPS: [Group; 5] = [
+const GROUPS: [Group; 6] = [
     // About sessions of clients.
     Group {
         flags: &[
@@ -121,10 +121,15 @@ const GROUPS: [Group; 5] = [
             "max_connections",
             "max_pending_connections",
             "authentication_timeout",
-            "allow_path",
         ],
         roles: &[Role::Frontend],
         whose: "millrace frontend",
+    },
+    // About files that sources and sinks use, which are opened there.
+    Group {
+        flags: &["allow_path"],
+        roles: &[Role::Frontend, Role::Compute],
+        whose: "millrace frontend and compute",
     },
     // About the log, and what the leader says to all jobs.
     Group {
@@ -430,7 +435,7 @@ mod tests {
             ("rpc-tls-ca", ROLES, ""),
             ("config", ROLES, ""),
             ("meta", ROLES, ""),
-            ("allow-path", &[Frontend], "millrace frontend"),
+            ("allow-path", &[Frontend, Compute], "millrace frontend and compute"),
             ("authentication-timeout", &[Frontend], "millrace frontend"),
             ("max-clock-skew", &[Meta], "millrace meta"),
             ("barrier-interval", &[Meta], "millrace meta"),

@@ -25,7 +25,7 @@ const BUCKET: &str = "cluster";
 pub const OBJECT_STORE: &str = "object store";
 /// Small thresholds, so that a short run also flushes, compacts and collects garbage. In the environment, where each role
 /// takes what it heeds.
-const SMALL: [(&str, &str); 7] = [
+const SMALL: [(&str, &str); 8] = [
     ("MILLRACE_MEMORY_LIMIT", "128MB"),
     ("MILLRACE_DISK_CACHE", "0"),
     ("MILLRACE_FLUSH_SIZE", "16KB"),
@@ -33,6 +33,8 @@ const SMALL: [(&str, &str); 7] = [
     ("MILLRACE_SNAPSHOT_RECORDS", "32"),
     ("MILLRACE_GC_INTERVAL", "200ms"),
     ("MILLRACE_PARALLELISM", "2"),
+    // A process of a cluster opens no file otherwise.
+    ("MILLRACE_ALLOW_PATH", "/"),
 ];
 
 /// A running child; killed when dropped.
