@@ -19,6 +19,7 @@ mod nemesis;
 mod network;
 mod observed;
 mod owners;
+mod paths;
 mod postgres;
 mod process;
 mod publishing;
