@@ -91,7 +91,8 @@ async fn authenticate(
     address: SocketAddr,
 ) -> std::io::Result<Result<(), SqlError>> {
     let config = &shared.config;
-    if config.trust_everybody || (address.ip().is_loopback() && !config.require_password) {
+    let is_believed = config.trust_everybody || address.ip().is_loopback();
+    if is_believed && !config.require_password {
         return Ok(Ok(()));
     }
     let Some(user) = opening.startup.parameters.get("user").cloned() else {
