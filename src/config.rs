@@ -1,5 +1,9 @@
 //! What a person can set about a process: flags, then environment, then the file, then defaults.
 
+mod checks;
+mod origin;
+mod quantities;
+
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,6 +12,7 @@ use clap::{Args, ValueEnum};
 use millrace_storage::cache::AdmissionPolicy;
 use serde::Deserialize;
 
+pub use self::quantities::{duration, size};
 use crate::loopback::Loopback;
 
 /// Flags of `millrace standalone`; each can also be given by environment or in the config file.
@@ -31,9 +36,16 @@ pub struct Options {
     pub advertise: Option<String>,
 
     /// Starts although another server uses the object store: that one ends
-    #[arg(long, env = "MILLRACE_TAKE_OVER")]
-    #[serde(default)]
-    pub take_over: bool,
+    #[arg(
+        long,
+        env = "MILLRACE_TAKE_OVER",
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true
+    )]
+    pub take_over: Option<bool>,
 
     /// How far the clock of a process that leads may be from the object store's and from those of other processes; beyond
     /// it, it does not lead [default: 2s]
@@ -41,7 +53,7 @@ pub struct Options {
     pub max_clock_skew: Option<String>,
 
     /// Certificate chain (PEM) with which connections of clients that ask for TLS are encrypted
-    #[arg(long, env = "MILLRACE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    #[arg(long, env = "MILLRACE_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
 
     /// Private key (PEM) of --tls-cert
@@ -50,9 +62,16 @@ pub struct Options {
 
     /// Asks for a password on this machine too; clients of other machines always need one
     /// (CREATE USER name PASSWORD '…')
-    #[arg(long, env = "MILLRACE_REQUIRE_PASSWORD")]
-    #[serde(default)]
-    pub require_password: bool,
+    #[arg(
+        long,
+        env = "MILLRACE_REQUIRE_PASSWORD",
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true
+    )]
+    pub require_password: Option<bool>,
 
     /// Password of the user root, if it has none yet; from MILLRACE_ROOT_PASSWORD or the config file, as
     /// flags can be seen by others
@@ -324,8 +343,6 @@ impl Http {
     }
 }
 
-/// Of the object store, in flight.
-const MAX_READS: usize = 1 << 16;
 /// From psql's port to the console's: 4566 and 5691.
 const HTTP_OFFSET: u16 = 1125;
 
@@ -384,18 +401,16 @@ pub enum ConfigError {
     Parse { path: PathBuf, message: String },
     #[error("{name} is missing: {why}")]
     Missing { name: &'static str, why: &'static str },
+    /// One of settings that mean something together only.
+    #[error("{missing} is missing, and {given} is given: {why}")]
+    Half { given: &'static str, missing: &'static str, why: &'static str },
+    #[error("{one} and {other} contradict each other: {why}")]
+    Contradiction { one: &'static str, other: &'static str, why: String },
     #[error("--{flag} has no meaning for millrace {role}: it is for {whose}")]
     Foreign { flag: String, role: &'static str, whose: &'static str },
     #[error("invalid value for {name}: \"{value}\" (expected {expected})")]
     Invalid { name: &'static str, value: String, expected: &'static str },
 }
-
-/// PostgreSQL's.
-const MAX_CONNECTIONS: usize = 262_143;
-const MAX_CLOCK_SKEW: Duration = Duration::from_secs(2);
-const GIB: usize = 1 << 30;
-/// Below this nothing works well enough to be worth starting.
-const MIN_MEMORY: usize = 64_000_000;
 
 /// An address at which a process can be called: a host, and a port that is not 0. `expected` completes the error.
 pub(crate) fn callable(
@@ -445,28 +460,18 @@ impl Options {
             .clone()
             .unwrap_or_else(|| format!("file://{}", data_dir.join("store").display()));
         let memory_limit = given.memory_limit()?;
-        let disk_cache = match &given.disk_cache {
-            Some(text) => size("--disk-cache", text)?,
-            None if object_store.starts_with("s3") => 8 * GIB,
-            None => 0,
-        };
-        let barrier_interval = match &given.barrier_interval {
-            Some(text) => duration("--barrier-interval", text)?,
-            None => Duration::from_millis(250),
-        };
+        let disk_cache = given.disk_cache(&object_store)?;
+        let barrier_interval = given.barrier_interval()?;
         let parallelism = given.parallelism()?;
         let tuning = given.tuning()?;
         let access = given.access()?;
-        let max_clock_skew = match &given.max_clock_skew {
-            Some(text) => duration("--max-clock-skew", text)?,
-            None => MAX_CLOCK_SKEW,
-        };
+        let max_clock_skew = given.max_clock_skew()?;
         let listen = given.listen.unwrap_or_else(|| "127.0.0.1:4566".to_string());
         let http = Http::from_option(given.http, &listen);
         Ok(Config {
             listen,
             advertise: given.advertise.map(advertised).transpose()?,
-            take_over: given.take_over,
+            take_over: given.take_over.unwrap_or_default(),
             max_clock_skew: Some(max_clock_skew),
             http,
             access,
@@ -487,11 +492,11 @@ impl Options {
             listen: self.listen.or(file.listen),
             http: self.http.or_else(metrics_listen_from_env).or(file.http),
             advertise: self.advertise.or(file.advertise),
-            take_over: self.take_over || file.take_over,
+            take_over: self.take_over.or(file.take_over),
             max_clock_skew: self.max_clock_skew.or(file.max_clock_skew),
             tls_cert: self.tls_cert.or(file.tls_cert),
             tls_key: self.tls_key.or(file.tls_key),
-            require_password: self.require_password || file.require_password,
+            require_password: self.require_password.or(file.require_password),
             root_password: self.root_password.or_else(Password::from_env).or(file.root_password),
             max_connections: self.max_connections.or(file.max_connections),
             max_pending_connections: self.max_pending_connections.or(file.max_pending_connections),
@@ -524,110 +529,6 @@ impl Options {
             config: self.config,
         }
     }
-
-    fn memory_limit(&self) -> Result<usize, ConfigError> {
-        let limit = match &self.memory_limit {
-            Some(text) => size("--memory-limit", text)?,
-            None => crate::machine::memory() / 2,
-        };
-        if limit < MIN_MEMORY {
-            return Err(ConfigError::Invalid {
-                name: "--memory-limit",
-                value: limit.to_string(),
-                expected: "at least 64MB",
-            });
-        }
-        Ok(limit)
-    }
-
-    fn parallelism(&self) -> Result<usize, ConfigError> {
-        let parallelism = self.parallelism.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-        });
-        if !(1..=256).contains(&parallelism) {
-            return Err(ConfigError::Invalid {
-                name: "--parallelism",
-                value: parallelism.to_string(),
-                expected: "1 to 256",
-            });
-        }
-        Ok(parallelism)
-    }
-
-    fn tuning(&self) -> Result<Tuning, ConfigError> {
-        let bytes = |name: &'static str, given: &Option<String>| {
-            given.as_deref().map(|text| size(name, text)).transpose()
-        };
-        let time = |name: &'static str, given: &Option<String>| {
-            given.as_deref().map(|text| duration(name, text)).transpose()
-        };
-        let reads = |name: &'static str, given: Option<usize>| match given {
-            Some(n) if !(2..=MAX_READS).contains(&n) => {
-                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "2 to 65536" })
-            }
-            given => Ok(given),
-        };
-        Ok(Tuning {
-            flush_bytes: bytes("--flush-size", &self.flush_size)?,
-            direct_run_bytes: bytes("--direct-run-size", &self.direct_run_size)?,
-            inline_bytes: bytes("--inline-size", &self.inline_size)?,
-            flush_commits: self.flush_commits,
-            flush_age: time("--flush-age", &self.flush_age)?,
-            tail_bytes: bytes("--tail-size", &self.tail_size)?,
-            step_bytes: bytes("--step-size", &self.step_size)?,
-            min_reads: reads("--min-reads", self.min_reads)?,
-            max_reads: reads("--max-reads", self.max_reads)?,
-            hedge_reads: match self.hedge_reads.as_deref() {
-                None => None,
-                Some("on") => Some(true),
-                Some("off") => Some(false),
-                Some(other) => {
-                    let (name, value) = ("--hedge-reads", other.to_owned());
-                    return Err(ConfigError::Invalid { name, value, expected: "on or off" });
-                }
-            },
-            disk_cache_admission: match self.disk_cache_admission.as_deref() {
-                None => None,
-                Some(given) => Some(AdmissionPolicy::parse(given).ok_or_else(|| {
-                    let (name, value) = ("--disk-cache-admission", given.to_owned());
-                    ConfigError::Invalid { name, value, expected: "all or history" }
-                })?),
-            },
-            snapshot_records: self.snapshot_records,
-            gc_interval: time("--gc-interval", &self.gc_interval)?,
-        })
-    }
-
-    fn access(&self) -> Result<Access, ConfigError> {
-        let count = |name: &'static str, given: Option<usize>, default: usize| match given {
-            Some(n) if !(1..=MAX_CONNECTIONS).contains(&n) => {
-                Err(ConfigError::Invalid { name, value: n.to_string(), expected: "1 to 262143" })
-            }
-            given => Ok(given.unwrap_or(default)),
-        };
-        let defaults = Access::default();
-        let authentication_timeout = match &self.authentication_timeout {
-            Some(text) => duration("--authentication-timeout", text)?,
-            None => defaults.authentication_timeout,
-        };
-        Ok(Access {
-            max_connections: count(
-                "--max-connections",
-                self.max_connections,
-                defaults.max_connections,
-            )?,
-            max_pending: count(
-                "--max-pending-connections",
-                self.max_pending_connections,
-                defaults.max_pending,
-            )?,
-            authentication_timeout,
-            tls: self.tls_cert.clone().zip(self.tls_key.clone()),
-            require_password: self.require_password,
-            root_password: self.root_password.clone(),
-            allow_paths: self.allow_path.clone(),
-        })
-    }
 }
 
 pub(crate) fn read_file(path: &Path) -> Result<String, ConfigError> {
@@ -639,147 +540,5 @@ pub(crate) fn parsed<T>(path: &Path, read: Result<T, toml::de::Error>) -> Result
     read.map_err(|e| ConfigError::Parse { path: path.to_path_buf(), message: e.message().into() })
 }
 
-/// `512MB`, `4GiB`, `1048576`: decimal and binary suffixes, case-insensitive.
-pub fn size(name: &'static str, text: &str) -> Result<usize, ConfigError> {
-    let bad = || ConfigError::Invalid {
-        name,
-        value: text.to_string(),
-        expected: "a size such as 512MB or 4GiB",
-    };
-    let lower = text.trim().to_ascii_lowercase();
-    let digits = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
-    let number: f64 = lower[..digits].parse().map_err(|_| bad())?;
-    let factor: f64 = match lower[digits..].trim() {
-        "" | "b" => 1.0,
-        "kb" | "k" => 1e3,
-        "mb" | "m" => 1e6,
-        "gb" | "g" => 1e9,
-        "tb" | "t" => 1e12,
-        "kib" => 1024.0,
-        "mib" => (1u64 << 20) as f64,
-        "gib" => (1u64 << 30) as f64,
-        "tib" => (1u64 << 40) as f64,
-        _ => return Err(bad()),
-    };
-    Ok((number * factor) as usize)
-}
-
-/// `250us`, `250ms`, `1s`, `1.5s`, `1min`, `1h`, `2d`; a number alone is of milliseconds.
-pub fn duration(name: &'static str, text: &str) -> Result<Duration, ConfigError> {
-    let bad = || ConfigError::Invalid {
-        name,
-        value: text.to_string(),
-        expected: "a duration such as 250ms, 1s, 10min or 1h",
-    };
-    let lower = text.trim().to_ascii_lowercase();
-    let digits = lower.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(lower.len());
-    let number: f64 = lower[..digits].parse().map_err(|_| bad())?;
-    let seconds = match lower[digits..].trim() {
-        "us" => number / 1e6,
-        "ms" | "" => number / 1e3,
-        "s" => number,
-        "min" => number * 60.0,
-        "h" => number * 3_600.0,
-        "d" => number * 86_400.0,
-        _ => return Err(bad()),
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|_| bad())
-}
-
 #[cfg(test)]
-mod tests {
-    use millrace_storage::TailLimits;
-
-    use super::*;
-
-    #[test]
-    fn sizes_and_durations() {
-        assert_eq!(size("x", "256MB").unwrap(), 256_000_000);
-        assert_eq!(size("x", "1.5 GiB").unwrap(), 3 << 29);
-        assert_eq!(size("x", "0").unwrap(), 0);
-        assert!(size("x", "12 parsecs").is_err());
-        assert!(size("x", "").is_err());
-        assert_eq!(duration("x", "250ms").unwrap(), Duration::from_millis(250));
-        assert_eq!(duration("x", "1.5s").unwrap(), Duration::from_millis(1_500));
-        assert_eq!(duration("x", "0.5min").unwrap(), Duration::from_secs(30));
-        assert_eq!(duration("x", "1h").unwrap(), Duration::from_secs(3_600));
-        assert_eq!(duration("x", "1.5 D").unwrap(), Duration::from_secs(36 * 3_600));
-        assert!(duration("x", "-1s").is_err());
-        assert!(duration("x", "1y").is_err() && duration("x", "h").is_err());
-    }
-
-    /// The help states them in the form in which they can be given.
-    #[test]
-    fn defaults_of_the_tail_are_those_that_the_help_states() {
-        #[derive(clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            _options: Options,
-        }
-        let command = <Line as clap::CommandFactory>::command();
-        let stated = |id: &str| {
-            let flag = command.get_arguments().find(|arg| arg.get_id().as_str() == id).unwrap();
-            let help = flag.get_help().unwrap().to_string();
-            let (_, default) = help.rsplit_once("[default: ").unwrap();
-            default.trim_end_matches(']').to_owned()
-        };
-        let tail = TailLimits::default();
-        assert_eq!(stated("flush_commits"), tail.slices.to_string());
-        assert_eq!(duration("--flush-age", &stated("flush_age")).unwrap(), tail.age);
-    }
-
-    #[test]
-    fn what_nobody_can_call_is_not_advertised() {
-        for text in ["10.0.0.2:4571", "compute-1:1", "[::1]:65535"] {
-            assert_eq!(advertised(text.into()).unwrap(), text);
-        }
-        let nowhere = [
-            ":4571",
-            "",
-            ":",
-            "host",
-            "host:",
-            "host:0",
-            "host:65536",
-            "host:x",
-            "0.0.0.0:4571",
-            "[::]:4571",
-            "[]:1",
-        ];
-        for text in nowhere {
-            let given = Options { advertise: Some(text.into()), ..Options::default() };
-            let error = given.resolve().unwrap_err().to_string();
-            let value = format!("invalid value for --advertise: \"{text}\" (expected the host");
-            assert!(error.starts_with(&value), "{error}");
-        }
-    }
-
-    #[test]
-    fn flags_win_over_the_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("millrace.toml");
-        std::fs::write(
-            &path,
-            "listen = \"127.0.0.1:1\"\nmemory-limit = \"1GB\"\nallow-path = [\"/a\", \"/b\"]\n",
-        )
-        .unwrap();
-        let config = Options {
-            config: Some(path.clone()),
-            listen: Some("127.0.0.1:2".into()),
-            ..Options::default()
-        }
-        .resolve()
-        .unwrap();
-        assert_eq!(config.listen, "127.0.0.1:2");
-        assert_eq!(config.memory_limit, 1_000_000_000);
-        assert_eq!(config.access.allow_paths, [Path::new("/a"), Path::new("/b")]);
-        assert_eq!(config.http, Http::IfFree("127.0.0.1:1127".into()));
-        assert_eq!(Http::from_option(Some("off".into()), "127.0.0.1:1"), Http::Off);
-        assert_eq!(beside("127.0.0.1:4566").as_deref(), Some("127.0.0.1:5691"));
-        assert_eq!(beside("127.0.0.1:65000"), None);
-
-        std::fs::write(&path, "lissten = \"127.0.0.1:1\"\n").unwrap();
-        let error = Options { config: Some(path), ..Options::default() }.resolve().unwrap_err();
-        assert!(error.to_string().contains("lissten"), "{error}");
-    }
-}
+mod tests;

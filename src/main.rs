@@ -118,7 +118,7 @@ fn main() -> ExitCode {
     let format = log_format(&cli);
     millrace::logging::begin(level, format);
     let result = match cli.command {
-        Some(Command::Standalone(options)) => run(options, serve),
+        Some(Command::Standalone(options)) => run(options, &given, serve),
         Some(Command::Meta(options)) => run_role(options, Role::Meta, &given),
         Some(Command::Frontend(options)) => run_role(options, Role::Frontend, &given),
         Some(Command::Compute(options)) => run_role(options, Role::Compute, &given),
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
         Some(Command::Restore(restore)) => copy(&restore.from, &restore.object_store, Purpose::Run),
         Some(Command::Health(health)) => millrace::health::check(&health.address()),
         Some(Command::Ctl(options)) => run_ctl(options),
-        None => run(cli.options, serve),
+        None => run(cli.options, &given, serve),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -208,7 +208,7 @@ fn run_demo(demo: Demo, given: &ArgMatches) -> Result<(), String> {
         options.data_dir = Some(dir.path().to_path_buf());
         scratch = Some(dir);
     }
-    let result = run(options, move |config| show_demo(config, rate, seconds));
+    let result = run(options, given, move |config| show_demo(config, rate, seconds));
     drop(scratch);
     result
 }
@@ -285,9 +285,10 @@ fn say(line: &str) {
 
 fn run<F: Future<Output = Result<(), String>>>(
     options: Options,
+    given: &ArgMatches,
     serve: impl FnOnce(millrace::Config) -> F,
 ) -> Result<(), String> {
-    let config = options.resolve().map_err(|e| e.to_string())?;
+    let config = options.resolve().map_err(|e| e.told(given))?;
     run_on_threads(config.memory_limit, serve(config))
 }
 
@@ -295,7 +296,7 @@ fn run_role(options: ClusterOptions, role: Role, given: &ArgMatches) -> Result<(
     if let Some((_, given)) = given.subcommand() {
         ClusterOptions::check_flags(role, given).map_err(|e| e.to_string())?;
     }
-    let config = options.resolve(role).map_err(|e| e.to_string())?;
+    let config = options.resolve(role).map_err(|e| e.told(given))?;
     run_on_threads(config.process.memory_limit, serve_role(config))
 }
 

@@ -75,8 +75,17 @@ pub struct ClusterFlags {
 
     /// Listens beyond this machine for calls of other processes, which are neither encrypted nor authenticated: for
     /// networks that nobody else can reach
-    #[arg(long, env = "MILLRACE_INSECURE_RPC", help_heading = "Cluster")]
-    pub insecure_rpc: bool,
+    #[arg(
+        long,
+        env = "MILLRACE_INSECURE_RPC",
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        hide_possible_values = true,
+        help_heading = "Cluster"
+    )]
+    pub insecure_rpc: Option<bool>,
 
     /// Certificate chain (PEM) with which this process proves to others who it is; with it, calls between processes are
     /// encrypted, and both sides need a certificate of the same CA
@@ -191,7 +200,7 @@ impl ClusterFlags {
     fn completed_from(self, file: ClusterFlags) -> ClusterFlags {
         ClusterFlags {
             meta: if self.meta.is_empty() { file.meta } else { self.meta },
-            insecure_rpc: self.insecure_rpc || file.insecure_rpc,
+            insecure_rpc: self.insecure_rpc.or(file.insecure_rpc),
             rpc_tls_cert: self.rpc_tls_cert.or(file.rpc_tls_cert),
             rpc_tls_key: self.rpc_tls_key.or(file.rpc_tls_key),
             rpc_tls_ca: self.rpc_tls_ca.or(file.rpc_tls_ca),
@@ -200,19 +209,23 @@ impl ClusterFlags {
     }
 
     pub(crate) fn rpc_tls(&self) -> Result<Option<RpcTlsFiles>, ConfigError> {
-        let files = (&self.rpc_tls_cert, &self.rpc_tls_key, &self.rpc_tls_ca);
-        let missing = match files {
-            (None, None, None) => return Ok(None),
-            (Some(cert), Some(key), Some(ca)) => {
-                let (cert, key, ca) = (cert.clone(), key.clone(), ca.clone());
-                return Ok(Some(RpcTlsFiles { cert, key, ca }));
+        let files = [
+            ("--rpc-tls-cert", &self.rpc_tls_cert),
+            ("--rpc-tls-key", &self.rpc_tls_key),
+            ("--rpc-tls-ca", &self.rpc_tls_ca),
+        ];
+        if let [(_, Some(cert)), (_, Some(key)), (_, Some(ca))] = files {
+            let (cert, key, ca) = (cert.clone(), key.clone(), ca.clone());
+            return Ok(Some(RpcTlsFiles { cert, key, ca }));
+        }
+        let first = |is_given: bool| files.iter().find(|(_, file)| file.is_some() == is_given);
+        match (first(true), first(false)) {
+            (Some((given, _)), Some((missing, _))) => {
+                let why = "certificate, key and CA of calls between processes go together";
+                Err(ConfigError::Half { given: *given, missing: *missing, why })
             }
-            (None, ..) => "--rpc-tls-cert",
-            (_, None, _) => "--rpc-tls-key",
-            (.., None) => "--rpc-tls-ca",
-        };
-        let why = "certificate, key and CA of calls between processes go together";
-        Err(ConfigError::Missing { name: missing, why })
+            _ => Ok(None),
+        }
     }
 }
 
@@ -263,6 +276,21 @@ impl ClusterOptions {
         let (mut process, flags) = self.completed()?;
         let rpc_tls = flags.rpc_tls()?;
         let ClusterFlags { meta, insecure_rpc, auth, .. } = flags;
+        let asks = process.require_password == Some(true);
+        match role {
+            Role::Frontend if auth == Some(Auth::Trust) && asks => {
+                return Err(ConfigError::Contradiction {
+                    one: "--auth",
+                    other: "--require-password",
+                    why: "trust asks nobody for a password".to_owned(),
+                });
+            }
+            Role::Frontend => {}
+            // A file of all processes may have half of what a frontend is given.
+            Role::Meta | Role::Compute | Role::Compactor => {
+                (process.tls_cert, process.tls_key) = (None, None);
+            }
+        }
         if process.listen.is_none() {
             process.listen = Some(role.default_listen().to_owned());
         }
@@ -287,7 +315,7 @@ impl ClusterOptions {
             role,
             process,
             metas,
-            insecure_rpc,
+            insecure_rpc: insecure_rpc.unwrap_or_default(),
             rpc_tls,
             auth: auth.unwrap_or_default(),
         })
@@ -391,6 +419,49 @@ mod tests {
         let error = with("object-store = \"file:///x\"\nmeta = [\"m:1\"]\nrpc-tls-cert = \"a\"\n");
         let error = error.resolve(Role::Compute).unwrap_err().to_string();
         assert!(error.contains("--rpc-tls-key"), "{error}");
+    }
+
+    #[test]
+    fn what_sessions_need_is_checked_where_there_are_sessions() {
+        let trusting = |asks: bool| {
+            let mut options = given(&["m:1"]);
+            options.cluster.auth = Some(Auth::Trust);
+            options.process.require_password = Some(asks);
+            options
+        };
+        let error = trusting(true).resolve(Role::Frontend).unwrap_err().to_string();
+        let told = "--auth and --require-password contradict each other: trust asks nobody";
+        assert!(error.starts_with(told), "{error}");
+        assert!(trusting(false).resolve(Role::Frontend).is_ok());
+        for half in ["--tls-cert", "--tls-key"] {
+            let mut options = given(&["m:1"]);
+            let file = Some(PathBuf::from("x"));
+            match half {
+                "--tls-cert" => options.process.tls_cert = file,
+                _ => options.process.tls_key = file,
+            }
+            let error = options.clone().resolve(Role::Frontend).unwrap_err().to_string();
+            assert!(error.contains(&format!(" is missing, and {half} is given: ")), "{error}");
+            for role in [Role::Meta, Role::Compute, Role::Compactor] {
+                assert!(options.clone().resolve(role).is_ok(), "{half}");
+                assert!(trusting(true).resolve(role).is_ok());
+            }
+        }
+    }
+
+    /// An environment or a file of all processes may have them.
+    #[test]
+    fn values_out_of_range_are_refused_by_every_role() {
+        for &role in ROLES {
+            let mut options = given(&["m:1"]);
+            options.process.gc_interval = Some("0".into());
+            let error = options.resolve(role).unwrap_err().to_string();
+            assert!(error.contains("--gc-interval") && error.contains("10ms to 5d"), "{error}");
+            let mut options = given(&["m:1"]);
+            options.process.authentication_timeout = Some("0".into());
+            let error = options.resolve(role).unwrap_err().to_string();
+            assert!(error.contains("--authentication-timeout"), "{error}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ const END: Duration = Duration::from_secs(120);
 /// Small thresholds, so that state leaves memory, and a short run flushes, compacts and collects garbage.
 const TUNING: &[&str] = &[
     "--memory-limit=96MiB",
-    "--disk-cache=16MiB",
+    "--disk-cache=64MiB",
     "--flush-size=16KiB",
     "--direct-run-size=256KiB",
     "--inline-size=1KiB",
