@@ -56,11 +56,16 @@ fn command(role: &str, dir: &Path, store: &str) -> Command {
 
 /// The same, which looks for a leader there.
 fn command_with(role: &str, dir: &Path, store: &str, metas: Option<&str>) -> Command {
+    command_at("127.0.0.1:0", role, dir, store, metas)
+}
+
+/// The same at another address.
+fn command_at(listen: &str, role: &str, dir: &Path, store: &str, metas: Option<&str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
     command
         .args([role, "--http=off", "--memory-limit=128MB"])
         .env("MILLRACE_PARALLELISM", "1")
-        .args(["--object-store", store, "--listen", "127.0.0.1:0"])
+        .args(["--object-store", store, "--listen", listen])
         .arg("--data-dir")
         .arg(dir.join(role));
     command.args(metas.map(|metas| ["--meta", metas]).into_iter().flatten());
@@ -132,6 +137,103 @@ fn a_config_file_with_a_wrong_key_is_an_error_at_start() {
     }
 }
 
+/// What a process says that is given a flag in each way, and where it has it from.
+fn given_in_each_way(role: &str, dir: &Path, flag: &str, value: &str) -> [(String, String); 3] {
+    let key = flag.trim_start_matches("--");
+    let file = dir.join("millrace.toml");
+    std::fs::write(&file, format!("{key} = \"{value}\"\n")).unwrap();
+    let variable = format!("MILLRACE_{}", key.replace('-', "_").to_uppercase());
+    let said = |add: &dyn Fn(&mut Command)| {
+        let mut command = command(role, dir, "file:///nowhere");
+        add(&mut command);
+        Failing::begin(format!("{role} with {flag}"), command).said()
+    };
+    let by_line = said(&|command| {
+        command.args([flag, value]);
+    });
+    let by_env = said(&|command| {
+        command.env(&variable, value);
+    });
+    let by_file = said(&|command| {
+        command.arg("--config").arg(&file);
+    });
+    let path = file.display().to_string();
+    [(by_line, "the command line".to_owned()), (by_env, variable), (by_file, path)]
+}
+
+#[test]
+fn settings_that_cannot_be_are_an_error_at_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cases = vec![
+        ("meta", "--barrier-interval", "2h", "\"2h\" (expected 1ms to 1h)"),
+        ("meta", "--gc-interval", "0", "\"0\" (expected 10ms to 5d)"),
+        ("meta", "--gc-interval", "6d", "\"6d\" (expected 10ms to 5d)"),
+        ("meta", "--max-clock-skew", "0", "\"0\" (expected 10ms to 365d)"),
+        ("frontend", "--authentication-timeout", "0", "\"0\" (expected 100ms to 1d)"),
+        ("frontend", "--tls-cert", "any.pem", "--tls-key is missing, and "),
+        ("frontend", "--tls-key", "any.pem", "--tls-cert is missing, and "),
+    ];
+    for role in ["frontend", "compute", "compactor"] {
+        cases.push((role, "--disk-cache", "8", "\"8\" (expected 0, or at least 64MB)"));
+    }
+    for role in ROLES {
+        cases.push((role, "--rpc-tls-ca", "any.pem", "--rpc-tls-cert is missing, and "));
+    }
+    for (role, flag, value, expected) in cases {
+        for (said, origin) in given_in_each_way(role, dir.path(), flag, value) {
+            for part in [flag, expected, origin.as_str()] {
+                assert!(said.contains(part), "{role}: {part} in: {said}");
+            }
+        }
+        assert!(!dir.path().join(role).exists(), "{role} has begun");
+    }
+    let mut frontend = command("frontend", dir.path(), "file:///nowhere");
+    frontend.args(["--auth", "trust"]).env("MILLRACE_REQUIRE_PASSWORD", "true");
+    let said = Failing::begin("frontend".to_owned(), frontend).said();
+    let both = "--auth and --require-password contradict each other";
+    let origins = ["--auth comes from the command line", "MILLRACE_REQUIRE_PASSWORD"];
+    for part in [both, origins[0], origins[1]] {
+        assert!(said.contains(part), "{part} in: {said}");
+    }
+}
+
+/// Whoever takes calls of other processes; a frontend takes sessions alone, and asks for passwords.
+#[test]
+fn no_role_takes_insecure_calls_of_other_hosts_by_default() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = format!("file://{}", dir.path().join("store").display());
+    let insecure = "would be neither encrypted nor authenticated";
+    let own = own_address();
+    for role in ROLES {
+        let metas = (role != "meta").then_some("127.0.0.1:1");
+        let said = |listen: &str, flags: &[&str]| {
+            let mut command = command_at(listen, role, dir.path(), &store, metas);
+            command.args(flags);
+            Failing::begin(format!("{role} at {listen} with {flags:?}"), command).said()
+        };
+        // That one would begin.
+        let listens = own.filter(|_| role != "frontend").map(|own| format!("{own}:0"));
+        for listen in listens.iter().map(String::as_str).chain(["0.0.0.0:0"]) {
+            let said = said(listen, &[]);
+            assert_eq!(said.contains(insecure), role != "frontend", "{role}: {said}");
+            for flag in ["--rpc-tls-cert", "--rpc-tls-key", "--rpc-tls-ca", "--insecure-rpc"] {
+                assert_eq!(said.contains(flag), role != "frontend", "{role}: {flag} in: {said}");
+            }
+        }
+        // Each takes them if it is told to, and says then that it has no address.
+        let files = ["--rpc-tls-cert=a.pem", "--rpc-tls-key=a.key", "--rpc-tls-ca=ca.pem"];
+        for flags in [["--insecure-rpc"].as_slice(), files.as_slice()] {
+            let said = said("0.0.0.0:0", flags);
+            assert!(said.contains("--advertise") && !said.contains(insecure), "{role}: {said}");
+        }
+        if role != "frontend" {
+            let said = said("127.0.0.1:0", &["--auth", "trust"]);
+            let whose = format!("--auth has no meaning for millrace {role}");
+            assert!(said.contains(&whose), "{said}");
+        }
+    }
+}
+
 /// Returns when the process has written this to its log.
 fn await_log(process: &Process, text: &str) {
     let deadline = Instant::now() + LIMIT;
@@ -197,11 +299,11 @@ fn own_address() -> Option<IpAddr> {
     (!own.is_loopback() && !own.is_unspecified()).then_some(own)
 }
 
-/// Whom it lets in without a password, and with the right one.
-async fn lets_in(address: &str, password: &str) -> Result<(), String> {
+/// Whether it lets a user in with a password.
+async fn lets_in(user: &str, address: &str, password: &str) -> Result<(), String> {
     let (host, port) = address.rsplit_once(':').expect("host and port");
     let config = format!(
-        "host={host} port={port} user=root dbname=dev connect_timeout=10 password={password}"
+        "host={host} port={port} user={user} dbname=dev connect_timeout=10 password={password}"
     );
     match tokio_postgres::connect(&config, NoTls).await {
         Ok((client, connection)) => {
@@ -242,9 +344,16 @@ async fn a_frontend_that_others_reach_asks_for_passwords_unless_it_trusts() {
     for process in [&mut meta, &mut asking, &mut trusting] {
         process.await_ready();
     }
-    assert_eq!(lets_in(&asking.address, "shut").await, Err("28P01".to_owned()));
-    assert_eq!(lets_in(&asking.address, "'open sesame'").await, Ok(()));
-    assert_eq!(lets_in(&trusting.address, "shut").await, Ok(()));
+    // The user postgres has no password, and so none is right.
+    for user in ["root", "postgres"] {
+        assert_eq!(lets_in(user, &asking.address, "shut").await, Err("28P01".to_owned()));
+        assert_eq!(lets_in(user, &trusting.address, "shut").await, Ok(()));
+    }
+    assert_eq!(lets_in("root", &asking.address, "'open sesame'").await, Ok(()));
+    assert_eq!(
+        lets_in("postgres", &asking.address, "'open sesame'").await,
+        Err("28P01".to_owned())
+    );
     let unheeded =
         "MILLRACE_ROOT_PASSWORD, or root-password of the config file, has no meaning here";
     assert!(asking.log().contains(unheeded), "{}", asking.log());
