@@ -6,6 +6,7 @@ mod failures;
 mod fake;
 mod filled;
 mod golden;
+mod golden_file;
 mod messages;
 mod operator;
 mod round_trips;
