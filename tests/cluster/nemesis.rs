@@ -1,8 +1,8 @@
 //! Random events on random processes, from a seed: processes are killed and started again, stopped and woken, two at
 //! once, compute processes leave in order while others take their place, and processes are cut off: one from all others,
-//! two from each other, one way only, or one from the object store, with connections that are silent or end. The object
-//! store is slow at times, and refuses requests or loses its answers. Small reads are answered by the processes that tables
-//! run on, or from log and bucket, by turns.
+//! two from each other, one way only, or one from the object store or from its answers alone, with connections that are
+//! silent or end. The object store is slow at times, and refuses requests or loses its answers. Small reads are answered by
+//! the processes that tables run on, or from log and bucket, by turns.
 //!
 //! Meanwhile sessions transfer money, raise counters, append to lists and insert clicks, views follow these tables and the
 //! events of Nexmark, and sinks bring changes to files, a bucket, a table and PostgreSQL.
@@ -330,14 +330,20 @@ impl Nemesis {
         Event { kind, harmed: vec![one, other], is_promised }
     }
 
-    /// Cuts a process off from the object store. Nothing is promised where that is a compactor, nor where it is a compute
-    /// process, which is fenced only after 12 s.
+    /// Cuts a process off from the object store, or only from its answers: then what the process asks for is done there.
+    /// Nothing is promised where that is a compactor, nor where it is a compute process, which is fenced only after 12 s.
     fn cut_off_from_store(&mut self) -> Event {
         let name = self.often_a_meta();
-        let ways = vec![(name, OBJECT_STORE), (OBJECT_STORE, name)];
-        self.hold(ways, format!("{name} is cut off from the object store"));
+        let (ways, what) = match self.random.one_in(2) {
+            true => (vec![(OBJECT_STORE, name)], "cut off from answers of the object store"),
+            false => {
+                let both = vec![(name, OBJECT_STORE), (OBJECT_STORE, name)];
+                (both, "cut off from the object store")
+            }
+        };
+        self.hold(ways, format!("{name} is {what}"));
         let is_promised = ["meta", "frontend"].contains(&role(name));
-        Event::of_one(name, "cut off from the object store", is_promised)
+        Event::of_one(name, what, is_promised)
     }
 
     /// The object store is slow for a while, refuses requests, loses answers and resets connections.
@@ -436,9 +442,9 @@ impl Nemesis {
             }
         }
         for name in NAMES {
-            // Without the object store it does not start.
+            // Without the object store's answers it does not start.
             let waits = |pending: &Pending| match pending {
-                Pending::Heal(ways) => ways.contains(&(name, OBJECT_STORE)),
+                Pending::Heal(ways) => ways.contains(&(OBJECT_STORE, name)),
                 other => other.name() == Some(name),
             };
             let is_pending = self.pending.iter().any(|(_, pending)| waits(pending));
