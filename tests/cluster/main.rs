@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use process::Cluster;
 use sessions::LIMIT;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Error, Row};
 use transfers::Transfers;
 
 /// Transfers that must be acknowledged after each event.
@@ -55,15 +55,20 @@ async fn execute(client: &Client, sql: &str) {
 }
 
 /// How many rows one of two queries has and the other lacks, if any.
-async fn difference(client: &Client, one: &str, other: &str) -> Option<String> {
+async fn compared(client: &Client, one: &str, other: &str) -> Result<Option<String>, Error> {
     let sql = format!(
         "WITH a AS ({one}), b AS ({other}) SELECT \
          (SELECT count(*) FROM (SELECT * FROM a EXCEPT ALL SELECT * FROM b) AS d), \
          (SELECT count(*) FROM (SELECT * FROM b EXCEPT ALL SELECT * FROM a) AS d)"
     );
-    let row = client.query_one(&sql, &[]).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
+    let row = client.query_one(&sql, &[]).await?;
     let (more, less): (i64, i64) = (row.get(0), row.get(1));
-    (more + less > 0).then(|| format!("{more} rows are too many, {less} are missing: {one}"))
+    Ok((more + less > 0).then(|| format!("{more} rows are too many, {less} are missing: {one}")))
+}
+
+/// The same of queries that do not fail.
+async fn difference(client: &Client, one: &str, other: &str) -> Option<String> {
+    compared(client, one, other).await.unwrap_or_else(|e| panic!("{one}; {other}: {e:?}"))
 }
 
 /// Two queries have the same rows, each as often.

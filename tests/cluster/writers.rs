@@ -24,6 +24,9 @@ pub enum Fate {
 
 /// What two sessions write. The numbers of the first one's statements are even, those of the other one's odd.
 pub trait Workload: Default + Send + Sync + 'static {
+    /// Between two statements of a session.
+    const PAUSE: Duration = Duration::ZERO;
+
     /// A statement, or a transaction from BEGIN to COMMIT.
     fn statement(&self, n: i64) -> String;
 
@@ -142,6 +145,9 @@ impl<W: Workload> Session<W> {
             while !*self.stop.borrow() && !client.is_closed() {
                 n += 2;
                 self.write(&client, n).await;
+                if !W::PAUSE.is_zero() {
+                    tokio::time::sleep(W::PAUSE).await;
+                }
             }
         }
     }

@@ -3,3 +3,4 @@
 pub mod records;
 pub mod streams;
 pub mod targets;
+pub mod views;
