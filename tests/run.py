@@ -6,7 +6,8 @@ wait leave cores idle.
     tests/run.py messages runner
 
 Each runs once and as cargo runs it: by `runner`, in the directory of its package, with its own threads. What it prints
-is shown whole when it has ended. The last lines name every binary with its time and every test that failed.
+is shown whole when it has ended, also where it is stopped: at its time limit, or because SIGTERM or SIGINT ends this
+script. The last lines name every binary with its time, every test that failed, and the time of all binaries together.
 
 Binaries of `MEASURED` run one after another. Beside them the others run at a lower priority, so that they take what is
 left of the cores. `MILLRACE_TEST_BINARIES` says how many run at a time (2 by default); with 1 each has the machine to
@@ -48,6 +49,10 @@ MEASURED = {
 LOWER_PRIORITY = 10
 # Seconds after which the runner stops a binary of lower priority: what it takes depends on what runs beside it.
 LOWER_PRIORITY_LIMIT = 2_400
+# Seconds within which binaries end that were told to: after 10 the runner kills them.
+STOP_LIMIT = 20
+# How many of the slowest binaries the last line names.
+SLOWEST = 5
 
 
 @dataclass
@@ -111,37 +116,50 @@ class Run:
         measured, others = in_turn(found)
         self.measured, self.others = deque(measured), deque(others)
         self.lock = threading.Lock()
+        # Ids.
         self.processes = set()
+        self.is_stopped = False
+        # One for each thread that has ended. A join that a signal interrupts may take its thread for ended.
+        self.done = threading.Semaphore(0)
         self.ended = []
 
     def all(self):
-        """Runs them, and returns how they ended."""
+        """Runs them; `ended` has how they ended."""
         threads = [threading.Thread(target=self.work, args=[self.measured], daemon=True)]
         for _ in range(1, self.at_a_time):
             threads.append(threading.Thread(target=self.work, args=[self.others], daemon=True))
         for thread in threads:
             thread.start()
+        working = len(threads)
         try:
-            for thread in threads:
-                thread.join()
+            while working > 0:
+                self.done.acquire()
+                working -= 1
         except BaseException:
             self.stop()
+            # They show what their binaries have printed.
+            deadline = time.monotonic() + STOP_LIMIT
+            while working > 0 and self.done.acquire(timeout=max(0, deadline - time.monotonic())):
+                working -= 1
             raise
-        return self.ended
 
     def stop(self):
         """Begins no other binary, and ends those that run: `timeout` passes the signal on to their child processes."""
         with self.lock:
+            self.is_stopped = True
             self.measured.clear()
             self.others.clear()
-        for process in list(self.processes):
-            process.terminate()
+            for process in self.processes:
+                os.kill(process, signal.SIGTERM)
 
     def work(self, first):
         """Runs what is in a queue, then what is left of the others."""
-        for queue in (first, self.others):
-            while binary := self.next_of(queue):
-                self.run(binary)
+        try:
+            for queue in (first, self.others):
+                while binary := self.next_of(queue):
+                    self.run(binary)
+        finally:
+            self.done.release()
 
     def next_of(self, queue):
         with self.lock:
@@ -155,18 +173,24 @@ class Run:
             environment["TEST_BINARY_LIMIT"] = str(LOWER_PRIORITY_LIMIT)
         with tempfile.TemporaryFile() as output:
             began = time.monotonic()
-            process = subprocess.Popen(
-                command,
-                cwd=binary.package,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            self.processes.add(process)
+            with self.lock:
+                if self.is_stopped:
+                    return
+                process = subprocess.Popen(
+                    command,
+                    cwd=binary.package,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+                self.processes.add(process.pid)
+            # Until it is waited for its id is no other process's.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            with self.lock:
+                self.processes.discard(process.pid)
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-            self.processes.discard(process)
             took = time.monotonic() - began
             output.seek(0)
             text = output.read().decode(errors="replace")
@@ -174,11 +198,12 @@ class Run:
         ended = Ended(binary, process.returncode, took, cpu, text)
         with self.lock:
             self.ended.append(ended)
-            print(f"\n     Running {binary.name}, which took {took:.1f} s\n{text}", flush=True)
+            how = "was stopped after" if self.is_stopped else "took"
+            print(f"\n     Running {binary.name}, which {how} {took:.1f} s\n{text}", flush=True)
 
 
-def report(found, ended):
-    """Prints the times and what failed. Whether all is well."""
+def report(found, ended, took):
+    """Prints the times and what failed; `took`: seconds that all have taken together. Whether all is well."""
     print("Test binaries (seconds, and seconds of CPU):")
     for e in sorted(ended, key=lambda e: -e.took):
         print(f"{e.took:8.1f} {e.cpu:8.1f} {e.binary.name}")
@@ -194,6 +219,10 @@ def report(found, ended):
     left = [b.name for b in found if b.executable not in names]
     if left:
         print(f"FAILED: not run: {', '.join(left)}")
+    slowest = sorted(ended, key=lambda e: -e.took)[:SLOWEST]
+    slowest = ", ".join(f"{e.binary.name} {e.took:.0f} s" for e in slowest)
+    minutes, seconds = divmod(round(took), 60)
+    print(f"All test binaries took {minutes} min {seconds} s. The slowest: {slowest}", flush=True)
     return bool(ended) and not failed and not left
 
 
@@ -204,8 +233,15 @@ def main():
     at_a_time = max(1, int(os.environ.get("MILLRACE_TEST_BINARIES") or 2))
     # As if it had been interrupted: what runs ends, too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    ended = Run(runner, found, at_a_time).all()
-    sys.exit(0 if report(found, ended) else 1)
+    began = time.monotonic()
+    run = Run(runner, found, at_a_time)
+    is_well = False
+    try:
+        run.all()
+    finally:
+        with run.lock:
+            is_well = report(found, list(run.ended), time.monotonic() - began)
+    sys.exit(0 if is_well else 1)
 
 
 main()

@@ -1,7 +1,8 @@
 //! `tests/run.py` runs these tests: what fails there fails the whole run and is named, and nothing is left out.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -13,10 +14,20 @@ type Binary<'a> = (&'a str, bool, &'a str);
 /// Runs these instead of test binaries. `None`, outside of CI only: there is no Python.
 fn run(binaries: &[Binary<'_>]) -> Option<Output> {
     let dir = tempfile::tempdir().expect("a temporary directory");
+    unless_missing(command(dir.path(), binaries).output())
+}
+
+fn unless_missing<T>(python: std::io::Result<T>) -> Option<T> {
+    let is_ci = std::env::var("CI").as_deref() == Ok("true");
+    python.inspect_err(|error| assert!(!is_ci, "python3: {error}")).ok()
+}
+
+/// That runs these, from files in a directory that are named by their numbers.
+fn command(dir: &Path, binaries: &[Binary<'_>]) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut messages = String::new();
     for (number, (source, doctest, script)) in binaries.iter().enumerate() {
-        let executable = dir.path().join(number.to_string());
+        let executable = dir.join(number.to_string());
         std::fs::write(&executable, script).expect("written");
         let package = match source.split_once('/') {
             Some((folder, _)) if !["src", "tests"].contains(&folder) => root.join(folder),
@@ -32,16 +43,11 @@ fn run(binaries: &[Binary<'_>]) -> Option<Output> {
         messages.push_str(&format!("{message}\n"));
     }
     messages.push_str("{\"reason\":\"build-finished\",\"success\":true}\n");
-    let built = dir.path().join("built");
+    let built = dir.join("built");
     std::fs::write(&built, messages).expect("written");
-    let script = root.join("tests/run.py");
-    match Command::new("python3").arg(script).arg(&built).arg("sh").output() {
-        Ok(output) => Some(output),
-        Err(error) => {
-            assert!(std::env::var("CI").as_deref() != Ok("true"), "python3: {error}");
-            None
-        }
-    }
+    let mut command = Command::new("python3");
+    command.arg(root.join("tests/run.py")).arg(&built).arg("sh");
+    command
 }
 
 #[test]
@@ -64,6 +70,32 @@ fn a_test_binary_that_fails_fails_the_run_and_is_named() {
         assert!(said.contains(line), "{line:?} is missing:\n{said}");
     }
     assert_eq!(said.matches("FAILED: ").count(), 2, "{said}");
+}
+
+#[test]
+fn a_run_that_is_ended_shows_what_was_printed_by_then() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let binaries = [
+        ("storage/src/lib.rs", false, "echo 'test fifth ...'; : >\"$0.begun\"; exec sleep 600"),
+        ("planner/tests/stream.rs", false, "echo 'test sixth ... ok <0.1s>'"),
+    ];
+    let mut command = command(dir.path(), &binaries);
+    command.env("MILLRACE_TEST_BINARIES", "1").stdout(Stdio::piped());
+    let Some(running) = unless_missing(command.spawn()) else { return };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !dir.path().join("0.begun").exists() {
+        assert!(Instant::now() < deadline, "the first one does not begin");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = Command::new("kill").args(["-s", "TERM", &running.id().to_string()]).status();
+    assert!(ended.is_ok_and(|status| status.success()), "the signal was not sent");
+    let output = running.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(143), "{said}");
+    for part in ["storage/src, which was stopped after", "s\ntest fifth ...\n"] {
+        assert!(said.contains(part), "{part:?} is missing:\n{said}");
+    }
+    assert!(said.contains("FAILED: not run: planner/tests/stream\nAll test binaries took 0 min"));
 }
 
 #[test]
