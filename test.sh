@@ -147,12 +147,18 @@ run_tests() {
   fi
 }
 
+# Of seconds.
+time_of() { echo "$(($1 / 60)) min $(($1 % 60)) s"; }
+
 status=0
-run_tests "$@" | tee "$scratch/output" || status=$?
+# What a run that is ended still has to say is shown.
+run_tests "$@" | (trap '' INT TERM && exec tee "$scratch/output") || status=$?
 echo "The slowest tests (seconds):"
 sed -nE 's/^test (.*) \.\.\. ok <([0-9.]+)s>$/\2 \1/p' "$scratch/output" | sort -rn | sed -n 1,10p
 if [ -s "$MILLRACE_SKIPPED_TESTS" ]; then
   echo "SKIPPED: $(wc -l <"$MILLRACE_SKIPPED_TESTS")"
   sed 's/^/  /' "$MILLRACE_SKIPPED_TESTS"
 fi
+echo "test.sh took $(time_of "$SECONDS")"
+[ -z "${CI_BEGAN:-}" ] || echo "All of .ci/run took $(time_of $(($(date +%s) - CI_BEGAN)))"
 exit "$status"
