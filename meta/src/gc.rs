@@ -36,11 +36,14 @@ const BATCH: usize = 1_000;
 pub struct GcOptions {
     /// How often garbage and horizons are looked at, while anything changes.
     pub period: Duration,
+    /// How long objects stay that nothing names any more; `None`: as the setting `object_retention` says. Without such a
+    /// time nothing keeps an object but those that may still read it, which is what simulations are to show.
+    pub object_retention: Option<Duration>,
 }
 
 impl Default for GcOptions {
     fn default() -> GcOptions {
-        GcOptions { period: Duration::from_secs(10) }
+        GcOptions { period: Duration::from_secs(10), object_retention: None }
     }
 }
 
@@ -177,7 +180,7 @@ impl Collector {
     /// is old enough that was not when it was last looked at; or another round is asked for than the one that has ended.
     async fn news(&self, waits_for_process: bool, ended: u64) {
         let has_garbage = self.shared.state.read().objects.has_garbage();
-        let retention = self.shared.settings().object_retention;
+        let retention = self.retention();
         // In a fixed order, so that a seed repeats a run. Each comes once.
         tokio::select! {
             biased;
@@ -187,6 +190,11 @@ impl Collector {
             () = self.shared.applied.changed.notified(), if waits_for_process => {}
             () = tokio::time::sleep(retention), if has_garbage => {}
         }
+    }
+
+    fn retention(&self) -> Duration {
+        let setting = || self.shared.settings().object_retention;
+        self.options.object_retention.unwrap_or_else(setting)
     }
 
     /// Tells the log what was written for nothing, by this process or for it by another: if no version names it, it is
@@ -221,7 +229,7 @@ impl Collector {
         dropped: &mut Dropped,
         undeleted: &mut Vec<Path>,
     ) -> Result<(), MetaError> {
-        let limit = before(self.shared.env.now_ms(), self.shared.settings().object_retention);
+        let limit = before(self.shared.env.now_ms(), self.retention());
         let mut garbage = {
             let state = self.shared.state.read();
             let all_applied = |number| {

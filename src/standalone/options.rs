@@ -9,7 +9,7 @@ use millrace_common::{JobId, TableId};
 use millrace_executor::options::ExecOptions;
 use millrace_executor::worker::WorkerOptions;
 use millrace_frontend::FrontendConfig;
-use millrace_meta::{GcOptions, MetaOptions, RewriteOptions};
+use millrace_meta::{MetaOptions, RewriteOptions};
 use millrace_storage::cache::{CacheOptions, DiskCacheOptions, ReadLimits};
 use millrace_storage::object::local_directory;
 use millrace_storage::read_counts::TableReads;
@@ -112,7 +112,7 @@ pub(crate) fn meta_options(
         ..defaults.rewrite
     };
     if let Some(period) = config.tuning.gc_interval {
-        gc = GcOptions { period };
+        gc.period = period;
         rewrite.period = period * 6;
         let retention = (period * 6).max(std::time::Duration::from_millis(100));
         settings.insert("object_retention".to_string(), ms(retention));

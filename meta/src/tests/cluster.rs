@@ -400,7 +400,7 @@ async fn garbage_is_collected_when_an_operator_asks() {
     let options = MetaOptions {
         env: EnvHandle::new(TestEnv::new(store.requests() + 1)),
         alone: false,
-        gc: GcOptions { period: hour },
+        gc: GcOptions { period: hour, ..GcOptions::default() },
         ..MetaOptions::new(Arc::clone(&store) as _)
     };
     let meta = Meta::open(options).await.unwrap();

@@ -103,7 +103,10 @@ fn options(world: &Arc<World>, process: &Process, record: u64) -> MetaOptions {
         address: format!("m:{}", process.node),
         settings: settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
         snapshots: SnapshotPolicy { min_records: 20, size_divisor: 4, max_records: 60 },
-        gc: GcOptions { period: Duration::from_millis(300) },
+        gc: GcOptions {
+            period: Duration::from_millis(300),
+            object_retention: world.collects_at_once.then_some(Duration::ZERO),
+        },
         ..MetaOptions::new(ProcessStore::open(world, process.node))
     }
 }

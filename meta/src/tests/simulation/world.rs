@@ -390,6 +390,8 @@ pub struct World {
     pub spares_invariants: bool,
     /// Harm goes on for several times as long as versions of rows are kept.
     pub is_long: bool,
+    /// Objects that nothing names are not kept for a while.
+    pub collects_at_once: bool,
     pub began: Instant,
     pub bucket: Bucket,
     pub network: Network,
@@ -413,6 +415,7 @@ impl World {
             turns: Arc::new(Turns::new(numbers.next())),
             spares_invariants: bug == Some("sequence-of-writer"),
             is_long: bug == Some("scan-below-horizon") || bug.is_none() && seed % 16 == 5,
+            collects_at_once: bug.is_none() && seed % 3 != 0,
             numbers,
             counts: Mutex::default(),
             prints: std::env::var_os("MILLRACE_SIMULATION_TRACE").is_some(),
