@@ -21,6 +21,7 @@ pub mod backlog;
 pub mod backup;
 
 pub mod catalog;
+pub mod claim;
 pub mod clock;
 pub mod cluster;
 mod collection;

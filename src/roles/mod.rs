@@ -6,7 +6,6 @@
 //! another incarnation.
 
 mod beat;
-mod claim;
 mod compactor;
 mod compute;
 mod console;

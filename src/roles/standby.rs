@@ -1,5 +1,5 @@
 //! A meta process that does not lead: it follows the log, asks the leader whether it is there, and says when the lead is
-//! to be claimed ([`crate::roles::claim`]).
+//! to be claimed ([`millrace_meta::claim`]).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use futures::future::join_all;
 use millrace_common::SqlError;
 use millrace_frontend::identification;
 use millrace_meta::LogFollower;
+use millrace_meta::claim::{DOUBTFUL, Heard, LOST, Silence, claims};
 use millrace_meta::cluster::has_role;
 use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
@@ -18,7 +19,6 @@ use millrace_rpc::store_id::StoreId;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::claim::{DOUBTFUL, Heard, LOST, Silence, claims};
 use super::leader::Asker;
 use super::store::tell_store;
 use crate::leadership::Leadership;
