@@ -6,14 +6,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use millrace_meta::Meta;
 use millrace_meta::log::LEASE_OUTWAITED;
+use millrace_meta::{Meta, claim};
 use tracing::{info, warn};
 
 const FILE: &str = "leader";
-/// What a process waits that was deposed for the first time; it doubles each time.
-const FIRST_PENALTY: Duration = Duration::from_secs(1);
-const MOST_DOUBLINGS: u32 = 4;
 /// For how long a new leader counts with what the one before has given: its lease, and a quarter of that because clocks do
 /// not run alike.
 pub const PREDECESSOR: Duration = LEASE_OUTWAITED;
@@ -50,10 +47,7 @@ impl Leadership {
 
     /// What this process waits before it claims the lead, because it was deposed.
     pub fn penalty(&self) -> Duration {
-        match self.deposed {
-            0 => Duration::ZERO,
-            times => FIRST_PENALTY * (1 << (times - 1).min(MOST_DOUBLINGS)),
-        }
+        claim::penalty(self.deposed)
     }
 
     /// The process leads, by this registration, and has waited for its predecessors.

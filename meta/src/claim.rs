@@ -7,7 +7,11 @@
 
 use std::time::Duration;
 
+use millrace_rpc::log::ProcessRole;
 use tokio::time::Instant;
+
+use crate::cluster::has_role;
+use crate::state::MetaState;
 
 /// A leader that nothing was heard of for so long is lost.
 pub const LOST: Duration = Duration::from_secs(2);
@@ -22,10 +26,30 @@ const ALONE: Duration = Duration::from_secs(6);
 const RANK: Duration = Duration::from_secs(1);
 /// A process that has not looked for so long has stood still itself: what it has not heard proves nothing.
 const STOOD_STILL: Duration = Duration::from_secs(5);
+/// What a process waits that was deposed for the first time; it doubles each time.
+const FIRST_PENALTY: Duration = Duration::from_secs(1);
+const MOST_DOUBLINGS: u32 = 4;
+
+/// What a process waits in addition, before it deposes another one, that was deposed so often since it had led for long.
+pub fn penalty(deposed: u32) -> Duration {
+    match deposed {
+        0 => Duration::ZERO,
+        times => FIRST_PENALTY * (1 << (times - 1).min(MOST_DOUBLINGS)),
+    }
+}
+
+/// The processes whose votes count, incarnation and address: those that register with a leader and take calls.
+pub fn voters(state: &MetaState) -> Vec<(u64, String)> {
+    let takes_calls = |role| matches!(role, ProcessRole::Compute | ProcessRole::Compactor);
+    let live = state.processes.live().iter().map(|(id, process)| (*id, &process.registration));
+    let voters =
+        live.filter(|(_, p)| p.roles().any(takes_calls) && !has_role(p, ProcessRole::Meta));
+    voters.map(|(id, p)| (id, p.address.clone())).filter(|(_, a)| !a.is_empty()).collect()
+}
 
 /// For how long a standby has not heard of the leader.
 #[derive(Debug)]
-pub struct Silence {
+struct Silence {
     /// The leader answered, or a record came, or this process began to look.
     heard: Instant,
     looked: Instant,
@@ -34,18 +58,18 @@ pub struct Silence {
 }
 
 impl Silence {
-    pub fn new(now: Instant) -> Silence {
+    fn new(now: Instant) -> Silence {
         Silence { heard: now, looked: now, record: None }
     }
 
     /// The leader has answered.
-    pub fn hear(&mut self, now: Instant) {
+    fn hear(&mut self, now: Instant) {
         *self = Silence::new(now);
     }
 
     /// The leader has not answered, and `record` is the log's last one. Returns for how long nothing was heard: a record
     /// that has come since the silence began is as good as an answer.
-    pub fn note(&mut self, record: u64, now: Instant) -> Duration {
+    fn note(&mut self, record: u64, now: Instant) -> Duration {
         let stood_still = now.saturating_duration_since(self.looked) > STOOD_STILL;
         let has_come = self.record.is_some_and(|before| before != record);
         if stood_still || has_come {
@@ -54,6 +78,51 @@ impl Silence {
         self.looked = now;
         self.record = Some(record);
         now.saturating_duration_since(self.heard)
+    }
+}
+
+/// What a standby keeps from look to look.
+#[derive(Debug)]
+pub struct Watch {
+    silence: Silence,
+    /// Since when nobody leads.
+    vacant_since: Option<Instant>,
+    /// What this process waits in addition, because it was deposed.
+    penalty: Duration,
+}
+
+impl Watch {
+    /// A process that begins to look.
+    pub fn new(penalty: Duration, now: Instant) -> Watch {
+        Watch { silence: Silence::new(now), vacant_since: None, penalty }
+    }
+
+    /// The leader has answered, and does not wait for the object store; or another one leads by now, which was not asked yet.
+    pub fn hear(&mut self, now: Instant) {
+        self.silence.hear(now);
+        self.vacant_since = None;
+    }
+
+    /// The log has been read up to `record`: nobody leads, or the leader has not answered, or has waited for the object store
+    /// for `log_wait`. Returns what is known before others are asked; `None`: whatever they say, it is too early for a claim.
+    pub fn note(
+        &mut self,
+        is_vacant: bool,
+        log_wait: Option<Duration>,
+        record: u64,
+        now: Instant,
+    ) -> Option<Heard> {
+        let mut silence = self.silence.note(record, now);
+        if is_vacant {
+            let since = *self.vacant_since.get_or_insert(now);
+            silence = now.saturating_duration_since(since);
+        } else {
+            self.vacant_since = None;
+            if silence < LOST {
+                return None;
+            }
+        }
+        Some(Heard { is_vacant, log_wait, silence, penalty: self.penalty, ..Heard::default() })
     }
 }
 
@@ -74,6 +143,13 @@ pub struct Heard {
     pub rank: usize,
     /// What this process waits before it deposes another one, because it was deposed.
     pub penalty: Duration,
+}
+
+impl Heard {
+    /// Whether others are asked whether they have lost the leader: not where it answers, and waits for the object store.
+    pub fn asks_voters(&self) -> bool {
+        self.log_wait.is_none()
+    }
 }
 
 /// Whether the standby claims the lead now.
@@ -184,6 +260,35 @@ mod tests {
             SECOND,
             "records that came before count for nothing"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_asks_others_only_when_the_leader_may_be_lost() {
+        let mut watch = Watch::new(SECOND, Instant::now());
+        let mut looks = Vec::new();
+        for _ in 0..4 {
+            looks.push(watch.note(false, None, 7, Instant::now()).map(|heard| heard.silence));
+            tokio::time::advance(SECOND).await;
+        }
+        assert_eq!(looks, [None, None, Some(SECOND * 2), Some(SECOND * 3)]);
+        let heard = watch.note(false, Some(CUT_OFF), 7, Instant::now()).unwrap();
+        assert_eq!((heard.penalty, heard.log_wait), (SECOND, Some(CUT_OFF)));
+        assert!(!heard.asks_voters());
+        watch.hear(Instant::now());
+        assert!(watch.note(false, None, 7, Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nobody_leads_from_when_that_was_first_seen() {
+        let mut watch = Watch::new(Duration::ZERO, Instant::now());
+        tokio::time::advance(SECOND).await;
+        let mut vacant = |record| watch.note(true, None, record, Instant::now()).unwrap().silence;
+        assert_eq!(vacant(7), Duration::ZERO);
+        tokio::time::advance(SECOND).await;
+        assert_eq!(vacant(8), SECOND, "records of nobody prove no leader");
+        watch.hear(Instant::now());
+        let heard = watch.note(true, None, 8, Instant::now()).unwrap();
+        assert_eq!(heard.silence, Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]

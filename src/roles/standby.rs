@@ -9,7 +9,7 @@ use futures::future::join_all;
 use millrace_common::SqlError;
 use millrace_frontend::identification;
 use millrace_meta::LogFollower;
-use millrace_meta::claim::{DOUBTFUL, Heard, LOST, Silence, claims};
+use millrace_meta::claim::{DOUBTFUL, Watch, claims, voters};
 use millrace_meta::cluster::has_role;
 use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
@@ -79,15 +79,6 @@ fn is_dead(leader: &Leader, here: &str, own: &Leadership) -> bool {
     own.proves_dead(leader.nonce) || (was_here && own.penalty().is_zero())
 }
 
-/// The processes that register with a leader and take calls: incarnation and address.
-fn voters(state: &MetaState) -> Vec<(u64, String)> {
-    let takes_calls = |role| matches!(role, ProcessRole::Compute | ProcessRole::Compactor);
-    let live = state.processes.live().iter().map(|(id, process)| (*id, &process.registration));
-    let voters =
-        live.filter(|(_, p)| p.roles().any(takes_calls) && !has_role(p, ProcessRole::Meta));
-    voters.map(|(id, p)| (id, p.address.clone())).filter(|(_, a)| !a.is_empty()).collect()
-}
-
 /// See the module.
 pub struct Standby {
     log: Arc<LogFollower>,
@@ -98,13 +89,9 @@ pub struct Standby {
     metas: BTreeSet<String>,
     /// Where others reach this one.
     own: String,
-    /// What it waits in addition.
-    penalty: Duration,
-    silence: Silence,
+    watch: Watch,
     /// When the log was read last.
     caught_up: Instant,
-    /// Since when nobody leads.
-    vacant_since: Option<Instant>,
     /// The leader that has said that it leads, last; 0: none has.
     has_led: u64,
 }
@@ -126,10 +113,8 @@ impl Standby {
             identity,
             metas: metas.iter().filter(|meta| *meta != own).cloned().collect(),
             own: own.to_owned(),
-            penalty,
-            silence: Silence::new(now),
+            watch: Watch::new(penalty, now),
             caught_up: now,
-            vacant_since: None,
             has_led: 0,
         }
     }
@@ -206,8 +191,7 @@ impl Standby {
     async fn look(&mut self) -> Result<Option<u64>, SqlError> {
         let answer = self.ask_leader().await;
         if answer == Answer::Leads {
-            self.silence.hear(Instant::now());
-            self.vacant_since = None;
+            self.watch.hear(Instant::now());
             // Who does not know its store refuses nobody that works on another one.
             if self.caught_up.elapsed() >= CATCH_UP || self.identity.store().is_none() {
                 self.catch_up().await?;
@@ -220,33 +204,19 @@ impl Standby {
         let now = Instant::now();
         if leader.is_some() && leader != asked {
             // Another one leads by now, and was not asked yet.
-            self.silence.hear(now);
+            self.watch.hear(now);
             return Ok(None);
         }
-        let noted = self.silence.note(number, now);
         let log_wait = match answer {
             Answer::Waits(wait) => Some(wait),
             Answer::Leads | Answer::Silent => None,
         };
-        let mut heard = Heard {
-            is_vacant: leader.is_none(),
-            log_wait,
-            silence: noted,
-            penalty: self.penalty,
-            ..Heard::default()
+        let Some(mut heard) = self.watch.note(leader.is_none(), log_wait, number, now) else {
+            return Ok(None);
         };
-        if leader.is_none() {
-            heard.silence = now - *self.vacant_since.get_or_insert(now);
-        } else {
-            self.vacant_since = None;
-            if heard.silence < LOST {
-                return Ok(None);
-            }
-        }
         let mut voters = self.log.read(voters);
         heard.registered = voters.len();
-        if log_wait.is_some() {
-            // Nobody's vote counts.
+        if !heard.asks_voters() {
             voters.clear();
         }
         (heard.answers, heard.rank) = tokio::join!(self.ask_voters(&voters), self.rank());
