@@ -14,8 +14,6 @@ const FILE: &str = "leader";
 /// For how long a new leader counts with what the one before has given: its lease, and a quarter of that because clocks do
 /// not run alike.
 pub const PREDECESSOR: Duration = LEASE_OUTWAITED;
-/// A leader that has led for so long is as good as one that was never deposed.
-pub const LED_LONG: Duration = Duration::from_secs(60);
 
 /// The file of a locked data directory.
 #[derive(Clone, Debug, Default)]

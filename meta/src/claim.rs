@@ -26,6 +26,8 @@ const ALONE: Duration = Duration::from_secs(6);
 const RANK: Duration = Duration::from_secs(1);
 /// A process that has not looked for so long has stood still itself: what it has not heard proves nothing.
 const STOOD_STILL: Duration = Duration::from_secs(5);
+/// A leader that has led for so long is as good as one that was never deposed.
+pub const LED_LONG: Duration = Duration::from_secs(60);
 /// What a process waits that was deposed for the first time; it doubles each time.
 const FIRST_PENALTY: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 4;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use millrace_common::{RelationId, SqlError, SqlState};
 use millrace_frontend::cluster::{JobRow, job_row};
+use millrace_meta::claim::LED_LONG;
 use millrace_meta::processes::ProcessStatus;
 use millrace_meta::{LogFollower, Meta, MetaError, MetaOptions, is_overtaken, is_skewed};
 use millrace_rpc::control::MetaControl;
@@ -33,7 +34,7 @@ use super::table_classes::TableClasses;
 use super::{Contact, Ending, Ground, Serving};
 use crate::http;
 use crate::http::metrics::Exposition;
-use crate::leadership::{LED_LONG, Leadership, PREDECESSOR};
+use crate::leadership::{Leadership, PREDECESSOR};
 use crate::standalone::{
     Overrides, StartError, begin_to_lead, meta_options, own_secret, set_root_password, take_lead,
     tell_start,
