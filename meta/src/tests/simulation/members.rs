@@ -84,6 +84,7 @@ impl Member {
             }
         };
         world.note(|| format!("{} is process {incarnation}", process.node));
+        process.hear_leader();
         process.admission.lock().incarnation = incarnation;
         while follower.catch_up().await.is_err() {
             tokio::time::sleep(PAUSE).await;
@@ -158,7 +159,10 @@ impl Member {
                 async move { meta.beat(heartbeat).await }
             });
             match beaten.await {
-                Ok(record) => *self.told.lock() = record,
+                Ok(record) => {
+                    self.process.hear_leader();
+                    *self.told.lock() = record;
+                }
                 Err(CallError::Fenced { .. }) => {
                     self.world.restart(&self.process, "has been fenced");
                     return;

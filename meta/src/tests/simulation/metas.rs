@@ -1,5 +1,5 @@
-//! Meta processes: they stand by, claim the lead, and serve as the leader. The leader is the crate's own; when to claim
-//! the lead, and the wait before it is used, are the binary's (`src/roles`) and are repeated here in short.
+//! Meta processes: they stand by, claim the lead, and serve as the leader. The leader is the crate's own; how it begins and
+//! ends is the binary's (`src/roles/meta.rs`) and is repeated here in short.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use millrace_rpc::stream::{Acknowledged, StreamError, StreamMessage};
 use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 
 use super::network::Delivery;
+use super::standby::{Followed, Standby, handshake};
 use super::store::ProcessStore;
 use super::world::{Caller, METAS, Node, Process, World};
-use crate::cluster::{Connect, has_role};
+use crate::claim::LED_LONG;
+use crate::cluster::Connect;
 use crate::follower::LogFollower;
 use crate::gc::GcOptions;
 use crate::log::{LEADER_LEASE, SnapshotPolicy};
 use crate::meta::Meta;
 use crate::options::MetaOptions;
 
-/// Between two questions to the leader.
-const LOOK: Duration = Duration::from_millis(500);
-/// A leader that nothing was heard of for so long is lost.
-const LOST: Duration = Duration::from_secs(2);
+/// Between two questions to the leader, and of a leader, whether another one leads.
+pub const LOOK: Duration = Duration::from_millis(500);
 
 /// A meta process that has claimed the lead.
 pub struct Seat {
@@ -50,24 +50,14 @@ impl Process {
     }
 }
 
-/// The term and incarnation of the leader that a meta process is, if it leads.
-pub async fn ask(world: &Arc<World>, from: &Process, to: Node) -> Option<(u64, u64)> {
-    let told = from.term();
-    let asked = world.call(from, to, Delivery::Repeated, move |process| async move {
-        process.raise_term(told);
-        let leads = process.leader().ok().map(|meta| (meta.term(), meta.incarnation()));
-        Ok((process.term(), leads))
-    });
-    let (term, leads) = tokio::time::timeout(Duration::from_secs(1), asked).await.ok()?.ok()?;
-    from.raise_term(term);
-    leads
-}
-
 /// The meta process with the highest term of those that say that they lead.
 pub async fn find_leader(world: &Arc<World>, from: &Process) -> Option<Node> {
-    let asked = METAS.map(|node| async move { (ask(world, from, node).await, node) });
+    let asked = METAS.map(|node| async move { (handshake(world, from, node).await, node) });
     let said = futures::future::join_all(asked).await;
-    let leads = said.into_iter().filter_map(|(said, node)| Some((said?.0, node)));
+    let leads = said.into_iter().filter_map(|(said, node)| {
+        let said = said.filter(|said| said.leads)?;
+        Some((said.term, node))
+    });
     leads.max().map(|(_, node)| node)
 }
 
@@ -79,11 +69,16 @@ pub async fn run(world: Arc<World>, process: Arc<Process>) {
         }
         tokio::time::sleep(LOOK).await;
     };
+    let mut standby = Standby::new(&world, &process, &follower);
+    let mut at_once = standby.claims_at_once();
     loop {
-        let record = stand_by(&world, &process, &follower).await;
+        let (record, before) = match at_once.take() {
+            Some(record) => (record, None),
+            None => (standby.wait().await, standby.followed()),
+        };
         world.note(|| format!("{} claims after {record}", process.node));
         match Meta::open(options(&world, &process, record)).await {
-            Ok(meta) => return lead(&world, &process, meta).await,
+            Ok(meta) => return lead(&world, &process, meta, before).await,
             Err(error) => {
                 world.note(|| format!("{} does not lead: {}", process.node, error.message))
             }
@@ -111,54 +106,18 @@ fn options(world: &Arc<World>, process: &Process, record: u64) -> MetaOptions {
     }
 }
 
-/// Returns the record after which the lead is to be claimed.
-async fn stand_by(world: &Arc<World>, process: &Process, follower: &LogFollower) -> u64 {
-    let now = || process.env.now();
-    let (mut heard, mut last) = (now(), follower.number());
-    let rank = Duration::from_millis(700) * process.node as u32;
-    loop {
-        tokio::time::sleep(LOOK).await;
-        if world.is_rough() && world.numbers.chance(world.climate.claims) {
-            // Out of turn: whatever a claim is based on, it does no harm.
-            let _ = follower.catch_up().await;
-            return follower.number();
-        }
-        let leader = follower.read(|state| {
-            let mut live = state.processes.live().iter().rev();
-            let found = live.find(|(_, p)| has_role(&p.registration, ProcessRole::Meta));
-            found.map(|(id, p)| (*id, p.registration.address.clone()))
-        });
-        let node = leader.as_ref().and_then(|(_, address)| node_of(address));
-        let said = match node {
-            Some(node) => ask(world, process, node).await,
-            None => None,
-        };
-        if said.is_some_and(|(_, incarnation)| leader.is_some_and(|(id, _)| id == incarnation)) {
-            heard = now();
-            continue;
-        }
-        if follower.catch_up().await.is_err() {
-            continue;
-        }
-        process.raise_term(follower.read(|state| state.term));
-        if follower.number() != last {
-            (last, heard) = (follower.number(), now());
-        }
-        let is_vacant = node.is_none();
-        let least = if is_vacant { Duration::ZERO } else { LOST };
-        if now() - heard >= least + rank {
-            return follower.number();
-        }
-    }
-}
-
 /// Of an address.
 pub fn node_of(address: &str) -> Option<Node> {
     address.split_once(':')?.1.parse().ok()
 }
 
-/// Leads until another one does, and ends.
-async fn lead(world: &Arc<World>, process: &Arc<Process>, meta: Arc<Meta>) {
+/// Leads until another one does, and ends. `before`: the leader that may still be there.
+async fn lead(
+    world: &Arc<World>,
+    process: &Arc<Process>,
+    meta: Arc<Meta>,
+    before: Option<Followed>,
+) {
     let (term, incarnation) = (meta.term(), meta.incarnation());
     world.note(|| format!("{} leads, term {term}, process {incarnation}", process.node));
     world.count("leaders");
@@ -166,15 +125,31 @@ async fn lead(world: &Arc<World>, process: &Arc<Process>, meta: Arc<Meta>) {
     process.admission.lock().incarnation = incarnation;
     let seat = Arc::new(Seat { meta: Arc::clone(&meta), leads: AtomicBool::new(false) });
     process.services.lock().seat = Some(Arc::clone(&seat));
-    if !meta.predecessors().is_empty() {
-        tokio::time::sleep(LEADER_LEASE * 5 / 4).await;
+    let led = world.led(process.node);
+    if !meta.predecessors().iter().all(|nonce| led.proves_dead(*nonce)) {
+        let is_only_one = meta.predecessors().len() == 1;
+        let stopped = async {
+            match before {
+                Some(before) => before.has_stopped(world, process, is_only_one).await,
+                None => std::future::pending().await,
+            }
+        };
+        if tokio::time::timeout(LEADER_LEASE * 5 / 4, stopped).await.is_ok() {
+            world.count("leases not waited for");
+        }
     }
+    // Not before: if this process dies while it waits, the next one must wait, too.
+    world.note_led(process.node, |led| led.nonce = meta.nonce());
     let peers = Peers { world: Arc::clone(world), process: Arc::clone(process), term, incarnation };
     if let Err(error) = meta.start_cluster(Arc::new(peers)).await {
         world.fail(format!("a leader does not start: {error:?}"));
     }
     seat.leads.store(true, Ordering::Relaxed);
+    let began = process.env.now();
     let reason = loop {
+        if process.env.elapsed(began) > LED_LONG {
+            world.note_led(process.node, |led| led.deposed = 0);
+        }
         if let Ok(reason) = tokio::time::timeout(LOOK, meta.deposed()).await {
             break reason.message.clone();
         }
@@ -182,7 +157,10 @@ async fn lead(world: &Arc<World>, process: &Arc<Process>, meta: Arc<Meta>) {
             break "has met a higher term".to_owned();
         }
     };
-    seat.leads.store(false, Ordering::Relaxed);
+    // Else it ends in order.
+    if seat.leads.swap(false, Ordering::Relaxed) && world.climate.penalties {
+        world.note_led(process.node, |led| led.deposed += 1);
+    }
     world.restart(process, &reason);
 }
 

@@ -224,6 +224,8 @@ pub struct Admission {
     pub term: u64,
     pub incarnation: u64,
     pub fenced: BTreeSet<u64>,
+    /// When the leader has answered this process last.
+    pub heard: Option<Instant>,
 }
 
 /// Who calls, and whom it means; 0: nobody in particular.
@@ -299,6 +301,22 @@ impl Process {
     }
 }
 
+/// What meta processes write down in their data directory, as `src/leadership.rs` does; a lock keeps it for one at a time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Led {
+    /// The registration of the last that led; 0: none has.
+    pub nonce: u64,
+    /// How often one was deposed since one had led for long.
+    pub deposed: u32,
+}
+
+impl Led {
+    /// Whether the process that registered with this nonce was here, and so is dead.
+    pub fn proves_dead(self, nonce: u64) -> bool {
+        nonce != 0 && nonce == self.nonce
+    }
+}
+
 #[derive(Debug, Default)]
 struct Trace {
     hash: u64,
@@ -324,6 +342,8 @@ pub struct Climate {
     pub append: u64,
     /// Claims of the lead out of turn, in a thousand looks.
     pub claims: u64,
+    /// Whether those wait for longer that were deposed.
+    pub penalties: bool,
     /// Longest pause of a session, in milliseconds.
     pub think: u64,
 }
@@ -347,6 +367,7 @@ impl Climate {
             slow: numbers.of(&[0, 10, 50]),
             append: numbers.of(&[0, 60, 300, 900]),
             claims: numbers.of(&[0, 6, 40]),
+            penalties: true,
             think: numbers.of(&[300, 600, 1_500]),
         };
         climate.stress(bug);
@@ -371,6 +392,8 @@ impl Climate {
             Some("stale-lead-read") => {
                 self.harm = [0, 0, 0, 0, 1, 0, 20];
                 (self.pause, self.lost, self.claims, self.think) = (3_000, 0, 0, 300);
+                // The next leader is to lead as long as the one before hears nothing of it.
+                self.penalties = false;
             }
             Some("acknowledged-unsettled") => {
                 self.harm = [0, 0, 20, 0, 0, 0, 1];
@@ -399,6 +422,7 @@ pub struct World {
     /// Whether requests and messages suffer, and processes are harmed.
     pub is_rough: AtomicBool,
     nodes: Mutex<Vec<Option<Arc<Process>>>>,
+    led: Mutex<BTreeMap<Node, Led>>,
     trace: Mutex<Trace>,
     /// How often what has happened.
     counts: Mutex<BTreeMap<String, u64>>,
@@ -425,6 +449,7 @@ impl World {
             checks: Checks::default(),
             is_rough: AtomicBool::new(false),
             nodes: Mutex::new(vec![None; NODES]),
+            led: Mutex::default(),
             trace: Mutex::default(),
             failure: Mutex::default(),
             failed: Notify::new(),
@@ -500,6 +525,15 @@ impl World {
 
     pub fn processes(&self) -> Vec<Arc<Process>> {
         self.nodes.lock().iter().flatten().cloned().collect()
+    }
+
+    /// What there is of the leaders that this node had.
+    pub fn led(&self, node: Node) -> Led {
+        self.led.lock().get(&node).copied().unwrap_or_default()
+    }
+
+    pub fn note_led(&self, node: Node, change: impl FnOnce(&mut Led)) {
+        change(self.led.lock().entry(node).or_default());
     }
 
     /// A process begins there; one that is there is dead.
