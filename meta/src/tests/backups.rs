@@ -137,7 +137,7 @@ async fn a_backup_that_was_left_half_way_is_brought_to_its_end() {
 async fn a_leader_that_knows_of_no_later_one_leaves_the_state_of_its_backup_alone() {
     let (cluster, _, _) = with_run().await;
     let log = LogStore::new(Arc::clone(&cluster.store) as _);
-    let released = cluster.meta.create_backup("released".into()).await.unwrap().record;
+    let released = cluster.meta.create_backup("released".into(), None).await.unwrap().record;
     let release = millrace_rpc::log::ReleaseBackup { name: "released".into() };
     cluster.meta.apply(Entry::ReleaseBackup(release)).await.unwrap();
     // A later leader has made a backup at a record that this one has not seen.
