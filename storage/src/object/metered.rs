@@ -125,8 +125,40 @@ pub struct Metered {
     pub(super) options: MeterOptions,
     counters: Arc<Counters>,
     pub(super) pace: Arc<Pace>,
-    /// When the first request began since the store last answered one.
-    asked: Arc<Mutex<Option<Instant>>>,
+    asked: Arc<Mutex<Asked>>,
+}
+
+/// What the store has been asked and has not answered.
+#[derive(Debug, Default)]
+struct Asked {
+    /// Since when: the first of it began then, or another request was answered then, whichever is later.
+    since: Option<Instant>,
+    under_way: usize,
+}
+
+/// A request under way. Dropped, nobody waits for it any more.
+struct UnderWay<'a>(&'a Metered);
+
+impl UnderWay<'_> {
+    fn end<T>(self, result: &Result<T>) {
+        let is_answered = match result {
+            Ok(_) => true,
+            Err(error) => is_answer(error) || Failure::of(error) == Failure::SlowDown,
+        };
+        let store = self.0;
+        drop(self);
+        if is_answered {
+            let now = store.options.env.now();
+            let mut asked = store.asked.lock();
+            asked.since = (asked.under_way > 0).then_some(now);
+        }
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.asked.lock().under_way -= 1;
+    }
 }
 
 impl Metered {
@@ -145,26 +177,19 @@ impl Metered {
         self.pace.stats()
     }
 
-    /// For how long the store has answered nothing, or nothing but errors of its own, since it was first asked; zero: its
-    /// last request was answered. Who has asked last may have given up: another request shows how it is now.
+    /// For how long the store has answered nothing, or nothing but errors of its own, while it was asked something; zero:
+    /// all was answered. Who has asked may have given up: another request shows how it is now.
     pub fn unanswered(&self) -> Duration {
-        let asked = *self.asked.lock();
-        asked.map_or(Duration::ZERO, |asked| self.options.env.elapsed(asked))
+        let since = self.asked.lock().since;
+        since.map_or(Duration::ZERO, |since| self.options.env.elapsed(since))
     }
 
-    fn note_asked(&self) {
+    fn begin_request(&self) -> UnderWay<'_> {
         let now = self.options.env.now();
-        self.asked.lock().get_or_insert(now);
-    }
-
-    fn note_result<T>(&self, result: &Result<T>) {
-        let is_answered = match result {
-            Ok(_) => true,
-            Err(error) => is_answer(error) || Failure::of(error) == Failure::SlowDown,
-        };
-        if is_answered {
-            *self.asked.lock() = None;
-        }
+        let mut asked = self.asked.lock();
+        asked.since.get_or_insert(now);
+        asked.under_way += 1;
+        UnderWay(self)
     }
 
     fn limit(&self, bytes: u64) -> Duration {
@@ -188,12 +213,12 @@ impl Metered {
         }
         let under_way = kind.class.map(|class| self.pace.begin(class));
         let began = self.options.env.now();
-        self.note_asked();
+        let asked = self.begin_request();
         let result = match timeout(limit, request()).await {
             Ok(result) => result,
             Err(_) => Err(self.timed_out(limit)),
         };
-        self.note_result(&result);
+        asked.end(&result);
         drop(under_way);
         if let Some(class) = kind.class {
             match &result {
@@ -417,9 +442,9 @@ impl ObjectStore for Metered {
         };
         if let Some(attempt) = options.extensions.get::<OneAttempt>() {
             add(&self.counters.retries, u64::from(attempt.again));
-            self.note_asked();
+            let asked = self.begin_request();
             let result = self.get_once(location, &options).await;
-            self.note_result(&result);
+            asked.end(&result);
             return result;
         }
         self.repeat(Kind::READ, self.limit(expected), || self.get_once(location, &options)).await

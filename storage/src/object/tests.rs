@@ -397,6 +397,32 @@ async fn a_store_that_hangs_is_a_timeout_not_a_wait() {
     assert!(listed.is_err());
 }
 
+/// A store that has ceased to answer would else be noticed only when something new is asked.
+#[tokio::test(start_paused = true)]
+async fn what_is_under_way_is_not_answered_since_another_request_was() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let sim = SimStore::in_memory(Profile::INSTANT, 3);
+    let store = wrapped(&sim);
+    sim.set_faults(Faults { hang: 1.0, ..Faults::default() });
+    let asking = Arc::clone(&store);
+    let first = tokio::spawn(async move { asking.head(&path("first")).await });
+    tokio::time::sleep(3 * SECOND).await;
+    assert!(store.unanswered() >= 3 * SECOND);
+
+    sim.set_faults(Faults::default());
+    store.head(&path("other")).await.unwrap_err();
+    tokio::time::sleep(2 * SECOND).await;
+    let waits = store.unanswered();
+    assert!(waits >= 2 * SECOND && waits < 3 * SECOND, "since the other one: {waits:?}");
+    first.abort();
+    assert!(first.await.unwrap_err().is_cancelled());
+    assert!(store.unanswered() >= 2 * SECOND, "who has asked waits no longer");
+
+    store.head(&path("other")).await.unwrap_err();
+    tokio::time::sleep(2 * SECOND).await;
+    assert_eq!(store.unanswered(), Duration::ZERO, "nothing is under way");
+}
+
 /// What a store may do to a request that the same request repeated outlives.
 fn passing() -> [Faults; 5] {
     let none = Faults::default();
