@@ -30,7 +30,7 @@ const NOTICED: Duration = Duration::from_secs(4);
 /// before.
 const ANSWER: Duration = Duration::from_secs(10);
 /// What a process has told no longer ago than this counts: how the object store is, or that it is there.
-const RECENT: Duration = Duration::from_secs(3);
+pub const RECENT: Duration = Duration::from_secs(3);
 
 /// How the leader's calls of a process have gone.
 #[derive(Clone, Copy, Debug, Default)]

@@ -154,6 +154,12 @@ impl LogWriter {
         self.lead.store_wait()
     }
 
+    /// Whether the store answers something small that it is asked now. Returns late if it does not.
+    pub async fn store_answers(&self) -> bool {
+        let record = self.lead.state.read().number;
+        self.lead.store.answers(record).await
+    }
+
     fn why_closed(&self) -> MetaError {
         self.deposed.borrow().clone().unwrap_or(MetaError::Closed)
     }

@@ -77,12 +77,27 @@ async fn a_process_that_the_store_does_not_answer_is_fenced_where_it_answers_ano
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_process_that_alone_is_not_answered_from_now_on_is_fenced_within_8_s() {
+    let meta = leader(&SimStore::in_memory(Profile::INSTANT, 1)).await;
+    let first = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    let second = registered(&meta, process(2, ProcessRole::Compute, "b:1")).await;
+    let began = Instant::now();
+    let _beats =
+        [tells(&meta, first, move || began.elapsed()), tells(&meta, second, || Duration::ZERO)];
+    tokio::time::sleep(Duration::from_millis(4_900)).await;
+    assert!(is_live(&meta, first), "it may be slow");
+    tokio::time::sleep(Duration::from_millis(3_100)).await;
+    assert_eq!((is_live(&meta, first), is_live(&meta, second)), (false, true));
+}
+
 /// The leader learns at once that the store answers again, who has work at the same time or later, and who has none has
 /// not noticed anything. The first case is that of a leader which alone is not answered.
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_store_for_all_fences_nobody() {
-    for learns_after in [Duration::ZERO, Duration::from_secs(6)] {
-        let outage = Duration::from_secs(20);
+    let cases = [20, 5, 8].map(Duration::from_secs).into_iter();
+    let cases = cases.flat_map(|outage| [0, 6].map(|late| (outage, Duration::from_secs(late))));
+    for (outage, learns_after) in cases {
         let sim = SimStore::in_memory(Profile::INSTANT, 1);
         let meta = leader(&sim).await;
         let busy = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
@@ -98,6 +113,6 @@ async fn an_outage_of_the_store_for_all_fences_nobody() {
         sim.set_faults(Faults::default());
         tokio::time::sleep(Duration::from_secs(40)).await;
         let live = (is_live(&meta, busy), is_live(&meta, idle));
-        assert_eq!(live, (true, true), "{learns_after:?}");
+        assert_eq!(live, (true, true), "{outage:?}, {learns_after:?}");
     }
 }
