@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use millrace_meta::LogFollower;
 use millrace_meta::log::LogStore;
 use millrace_storage::object::Metered;
@@ -10,12 +12,13 @@ use object_store::ObjectStore;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Between two looks at the requests of the process.
-const LOOK: Duration = Duration::from_secs(1);
-/// Where the store has answered nothing for so long it is asked something small: whoever has asked may have given up, or
-/// ask for much.
-const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How long the answer to that is waited for. The leader judges nobody before an outage for all is over for longer than this
-/// and the rest of the way take (`store_waits` in millrace-meta).
+const LOOK: Duration = Duration::from_millis(500);
+/// Where the store has answered nothing for so long it is asked something small at each look: whoever has asked may have
+/// given up, or ask for much. The leader takes it that a process which is answered has waited for little longer
+/// (`store_waits` in millrace-meta).
+const ASK_AFTER: Duration = Duration::from_secs(1);
+/// How long the answer to that is waited for. Meanwhile the store is asked anew: what was asked in an outage may never be
+/// answered, and the leader is to know soon that it is over.
 const ANSWER: Duration = Duration::from_secs(4);
 
 /// See the module. A process that asks the store nothing does not ask it for this.
@@ -39,11 +42,24 @@ impl StoreWatch {
 
 async fn ask(requests: Arc<Metered>, log: Arc<LogFollower>) {
     let store = LogStore::new(Arc::clone(&requests) as Arc<dyn ObjectStore>);
+    let mut asked = FuturesUnordered::new();
     loop {
-        tokio::time::sleep(LOOK).await;
         if requests.unanswered() >= ASK_AFTER {
+            asked.push(tokio::time::timeout(ANSWER, store.answers(log.number())));
+        }
+        let answered = async {
             // The answer is noted where requests are counted.
-            let _ = tokio::time::timeout(ANSWER, store.answers(log.number())).await;
+            while let Some(answer) = asked.next().await {
+                if matches!(answer, Ok(true)) {
+                    return;
+                }
+            }
+            std::future::pending().await
+        };
+        if tokio::time::timeout(LOOK, answered).await.is_ok() {
+            // What the others wait for is known.
+            asked.clear();
+            tokio::time::sleep(LOOK).await;
         }
     }
 }
@@ -65,10 +81,10 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-    /// For how long a process may go without an answer of the store (docs/design.md §10), ...
-    const CUT_OFF: Duration = Duration::from_secs(12);
+    /// For how long a process may go alone without an answer of the store (docs/design.md §10), ...
+    const CUT_OFF: Duration = Duration::from_secs(5);
     /// ... and when it is fenced at the latest: it asks the store, tells the leader and is looked at once a second each.
-    const FENCED_BY: Duration = Duration::from_secs(18);
+    const FENCED_BY: Duration = Duration::from_secs(9);
 
     #[tokio::test(start_paused = true)]
     async fn a_process_tells_for_how_long_the_store_has_not_answered_it() {
@@ -78,8 +94,8 @@ mod tests {
         drop(Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap());
         let log = LogFollower::open(store, EnvHandle::default()).await.unwrap();
         let watch = StoreWatch::start(Some(Arc::clone(&requests)), &Arc::new(log));
-        // What has opened the log is done.
-        tokio::time::sleep(LOOK).await;
+        // What has opened the log is done, also what was asked and not waited for.
+        tokio::time::sleep(ASK_AFTER + LOOK * 2).await;
         let before = requests.stats();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(requests.stats(), before, "nobody asks it for this");
@@ -165,11 +181,13 @@ mod tests {
         meta
     }
 
-    /// A compute process that is at work, as far as the object store and the leader notice.
+    /// A compute process, as far as the object store and the leader notice.
     struct Compute {
         way: Way,
         incarnation: u64,
-        _work: [AbortOnDropHandle<()>; 2],
+        _tells: AbortOnDropHandle<()>,
+        /// `None`: it has no work.
+        reads: Option<AbortOnDropHandle<()>>,
     }
 
     impl Compute {
@@ -182,7 +200,8 @@ mod tests {
             let incarnation = meta.register_process(process).await.unwrap();
             let tells = tokio::spawn(tells(Arc::clone(meta), incarnation, watch));
             let reads = tokio::spawn(reads(Arc::clone(&way.requests)));
-            Compute { way, incarnation, _work: [tells, reads].map(AbortOnDropHandle::new) }
+            let [tells, reads] = [tells, reads].map(AbortOnDropHandle::new);
+            Compute { way, incarnation, _tells: tells, reads: Some(reads) }
         }
     }
 
@@ -255,5 +274,31 @@ mod tests {
             assert_eq!(told.map(|at| at.is_some()), [is_fenced, false], "{hang:?}: afterwards");
             meta.shutdown().await;
         }
+    }
+
+    /// Leader and processes notice at different times that it begins and ends, and who has no work does not notice it.
+    #[tokio::test(start_paused = true)]
+    async fn an_outage_for_all_fences_nobody_however_long_it_is() {
+        let bucket: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let way = Way::to(&bucket);
+        let meta = leader(&way).await;
+        let first = Compute::start(&meta, &bucket, 1).await;
+        let mut computes = [first, Compute::start(&meta, &bucket, 2).await];
+        for has_work in [true, false] {
+            if !has_work {
+                computes[1].reads = None;
+            }
+            for outage_ms in (500..12_000).step_by(500) {
+                let ways = [&way, &computes[0].way, &computes[1].way];
+                ways.iter().for_each(|way| way.set_hangs(true));
+                tokio::time::sleep(Duration::from_millis(outage_ms)).await;
+                ways.iter().for_each(|way| way.set_hangs(false));
+                // Not a number of whole seconds: the next one begins at another moment between two looks.
+                let after = Duration::from_millis(25_300);
+                let told = fenced(&meta, &computes, after).await;
+                assert_eq!(told, [None; 2], "{outage_ms} ms, {has_work}");
+            }
+        }
+        meta.shutdown().await;
     }
 }
