@@ -339,7 +339,7 @@ impl Nemesis {
     }
 
     /// Cuts a process off from the object store, or only from its answers: then what the process asks for is done there.
-    /// Nothing is promised where that is a compactor, nor where it is a compute process, which is fenced only after 12 s.
+    /// Nothing is promised where that is a compactor.
     fn cut_off_from_store(&mut self) -> Event {
         let name = self.often_a_meta();
         let (ways, what) = match self.random.one_in(2) {
@@ -350,7 +350,7 @@ impl Nemesis {
             }
         };
         self.hold(ways, format!("{name} is {what}"));
-        let is_promised = ["meta", "frontend"].contains(&role(name));
+        let is_promised = role(name) != "compactor";
         Event::of_one(name, what, is_promised)
     }
 

@@ -18,9 +18,9 @@ const CUT_OFF: &str = "compute1";
 /// Its jobs; those of the tables come first.
 const ITS_JOBS: [&str; 4] = ["accounts", "transfers", "kept", "paid"];
 const OTHER_JOBS: [&str; 2] = ["totals", "ticking"];
-/// How long it may take until writes go on. The process is fenced after 12 s, as docs/operations.md says, and the rest is
-/// as where one is lost; about half of it where nothing else runs.
-const RESUME_LIMIT: Duration = Duration::from_secs(60);
+/// How long it may take until writes go on. The process is fenced after 7 s, as docs/operations.md says, and the rest is
+/// as where one is lost; less than half of it where nothing else runs.
+const RESUME_LIMIT: Duration = Duration::from_secs(45);
 /// Beside the tables of the bank: one whose rows are too large for the log, and a source, which needs none of them.
 const DEFINITIONS: [&str; 3] = [
     "CREATE TABLE kept (id bigint PRIMARY KEY, v text)",
