@@ -201,6 +201,11 @@ pub trait DmlService: Send + Sync {
 
     /// The first of `n` new row ids.
     async fn allocate_row_ids(&self, table: RelationId, n: u64) -> Result<u64, CallError>;
+
+    /// Nobody waits for the answer to a statement any more, which writes to these tables: it ends, unless its rows have
+    /// entered, and is refused if it comes later. Returns when nothing of it is under way, whether the log has it or never
+    /// will; false: the tables run on another process, and that holds as soon as the log says so. It may be repeated.
+    async fn abandon(&self, tables: &[RelationId], id: StatementId) -> Result<bool, CallError>;
 }
 
 /// A load under way. Dropped, it has no effect.

@@ -2,6 +2,9 @@
 //!
 //! Locks that a frontend holds are kept here and named by a number: they go with the call that holds them, or into the
 //! statement that names them.
+//!
+//! A frontend that has lost the connection abandons its statement: that ends here, and what has entered of it is waited
+//! for, so that the log tells what became of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +20,7 @@ use millrace_rpc::version::StatementId;
 use parking_lot::Mutex;
 
 use super::Worker;
+use super::calls::StatementCalls;
 use crate::dml::{DmlError, DmlOutcome, DmlStatement, Load, Read, ReadRows, ReadSet, TableLocks};
 
 /// Locks of tables that frontends hold, by the number that they know them by.
@@ -95,7 +99,8 @@ impl DmlService for Worker {
     ) -> Result<DmlAnswer, CallError> {
         let entered = entered.clone();
         let statement = DmlStatement { id, delta, kind, mark: None, entered, announced: None };
-        answered(Worker::apply_dml(self, table, statement).await)
+        let work = async { answered(Worker::apply_dml(self, table, statement).await) };
+        self.shared.calls_of_frontends.run(id, work).await
     }
 
     async fn apply_transaction(
@@ -105,10 +110,13 @@ impl DmlService for Worker {
         read: dml::ReadSet,
         entered: &EntryFlag,
     ) -> Result<DmlAnswer, CallError> {
-        let read = self.shared.locks_of_frontends.read_set(read);
-        let Some(read) = read else { return Ok(DmlAnswer::Conflict) };
-        let parts = changes.into_iter().map(|c| (c.table, c.delta, c.kind)).collect();
-        answered(Worker::apply_transaction(self, id, parts, read, entered).await)
+        let work = async {
+            let read = self.shared.locks_of_frontends.read_set(read);
+            let Some(read) = read else { return Ok(DmlAnswer::Conflict) };
+            let parts = changes.into_iter().map(|c| (c.table, c.delta, c.kind)).collect();
+            answered(Worker::apply_transaction(self, id, parts, read, entered).await)
+        };
+        self.shared.calls_of_frontends.run(id, work).await
     }
 
     async fn begin_load(
@@ -119,7 +127,8 @@ impl DmlService for Worker {
     ) -> Result<Box<dyn LoadService>, CallError> {
         let load = Worker::begin_load(self, table, id, kind).await.map_err(SqlError::from)?;
         let locks = Arc::clone(&self.shared.locks_of_frontends);
-        Ok(Box::new(ServedLoad { load, locks, is_stale: false }))
+        let calls = Arc::clone(&self.shared.calls_of_frontends);
+        Ok(Box::new(ServedLoad { id, load, locks, calls, is_stale: false }))
     }
 
     async fn lock_tables(&self, tables: &[RelationId]) -> Result<Option<HeldLocks>, CallError> {
@@ -134,12 +143,24 @@ impl DmlService for Worker {
         let first = Worker::allocate_row_ids(self, table, n).await?;
         u64::try_from(first).map_err(|_| SqlError::internal("a row id that is below zero").into())
     }
+
+    async fn abandon(&self, tables: &[RelationId], id: StatementId) -> Result<bool, CallError> {
+        self.shared.calls_of_frontends.abandon(id).await?;
+        for table in tables {
+            if !self.shared.settle(*table).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// A load of a frontend.
 struct ServedLoad {
+    id: StatementId,
     load: Load,
     locks: Arc<LocksOfFrontends>,
+    calls: Arc<StatementCalls>,
     /// The locks that it was to rest on are gone.
     is_stale: bool,
 }
@@ -165,9 +186,13 @@ impl LoadService for ServedLoad {
     }
 
     async fn finish(self: Box<Self>, entered: &EntryFlag) -> Result<DmlAnswer, CallError> {
-        match self.is_stale {
-            true => Ok(DmlAnswer::Conflict),
-            false => answered(self.load.finish(entered).await),
-        }
+        let ServedLoad { id, load, calls, is_stale, .. } = *self;
+        let work = async {
+            match is_stale {
+                true => Ok(DmlAnswer::Conflict),
+                false => answered(load.finish(entered).await),
+            }
+        };
+        calls.run(id, work).await
     }
 }

@@ -4,6 +4,7 @@
 //! job that has been stopped stays readable for a while, since a failed job is stopped and started
 //! again and its readers should not notice; then its state is closed.
 
+mod calls;
 mod cuts;
 mod derived;
 mod dml_service;
@@ -36,6 +37,7 @@ use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::calls::StatementCalls;
 use self::dml_service::LocksOfFrontends;
 use self::job::{Job, Kind};
 use self::reads::ReadsOfFrontends;
@@ -100,6 +102,8 @@ struct Shared {
     stream: RecordStream,
     /// Locks of tables that frontends of other processes hold.
     locks_of_frontends: Arc<LocksOfFrontends>,
+    /// Their calls for statements.
+    calls_of_frontends: Arc<StatementCalls>,
     /// What they read here.
     reads_of_frontends: ReadsOfFrontends,
     /// Sources that the leader asks about.
@@ -125,7 +129,7 @@ impl Worker {
         let env = options.store.env().clone();
         let bytes = options.exec.changelog_bytes;
         let changelogs = Arc::new(ChangelogCache::new(bytes, Arc::clone(&governor), env.clone()));
-        let shares = FairShares::new(options.task_permits, env);
+        let shares = FairShares::new(options.task_permits, env.clone());
         let reads_of_frontends = ReadsOfFrontends::new(&shares);
         let shared = Arc::new(Shared {
             store: options.store,
@@ -142,6 +146,7 @@ impl Worker {
             started: tokio::sync::Notify::new(),
             stream: RecordStream::default(),
             locks_of_frontends: Arc::default(),
+            calls_of_frontends: Arc::new(StatementCalls::new(env)),
             reads_of_frontends,
             sources: PolledSources::default(),
         });

@@ -139,6 +139,22 @@ impl Shared {
         found.unwrap_or_else(|_| Err(self.why_not_running(id)))
     }
 
+    /// Waits for what has entered a table here by now: returns when the log has it, or never will; false: the log has
+    /// placed the table on another process, so that it never will as soon as it says so.
+    pub(super) async fn settle(&self, id: JobId) -> Result<bool, SqlError> {
+        loop {
+            let table = match self.table(id).await {
+                Ok(table) => table,
+                Err(error) if error.routine == Some(RUNS_ELSEWHERE) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            if table.settle().await {
+                return Ok(true);
+            }
+            // When its next generation runs, the log takes nothing of this one any more.
+        }
+    }
+
     /// What was read, with the tables that it was read from.
     async fn premises(&self, read: ReadSet) -> Result<Premises, SqlError> {
         let mut reads = Vec::with_capacity(read.reads.len());

@@ -438,6 +438,10 @@ impl DmlService for Lossy {
     async fn allocate_row_ids(&self, _: RelationId, _: u64) -> Result<u64, CallError> {
         Ok(1)
     }
+
+    async fn abandon(&self, _: &[RelationId], _: StatementId) -> Result<bool, CallError> {
+        Err(SqlError::internal("not part of the test").into())
+    }
 }
 
 #[test]

@@ -403,6 +403,14 @@ impl DmlService for Fake {
         self.answer(table).await?;
         Ok(1000 + n)
     }
+
+    async fn abandon(&self, tables: &[RelationId], id: StatementId) -> Result<bool, CallError> {
+        self.note((tables, id));
+        for table in tables {
+            self.answer(*table).await?;
+        }
+        Ok(tables.len() == 1)
+    }
 }
 
 /// What [`Fake`] refuses reads with, by the commits that the caller has read.

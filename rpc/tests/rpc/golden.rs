@@ -96,6 +96,10 @@ fn golden_requests_of_each_service() {
         "1d01000000", // and its rows
     ];
     assert_eq!(hex(&part), expected.concat());
+    let id = Some(StatementId { frontend: 2, number: 3 });
+    let abandon = proto::AbandonRequest { id, tables: vec![7, 300] };
+    assert_eq!(hex(&abandon), "0a04".to_owned() + "08021003" + "1203" + "07ac02");
+    assert_eq!(hex(&proto::AbandonAnswer { is_over: true }), "0801");
 
     let range = proto::KeyRange { from: vec![1].into(), until: vec![2].into() };
     let ranges = proto::KeyRanges { ranges: vec![range] };

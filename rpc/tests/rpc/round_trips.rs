@@ -259,6 +259,13 @@ async fn statements() {
         let failed = dml.apply_dml(FAILING, STATEMENT, rows(1, 1), DmlKind::Change, &entered).await;
         assert!(matches!(failed, Err(CallError::Sql(e)) if e.message == error().message));
         assert_eq!(dml.allocate_row_ids(JOB, 8).await.unwrap(), 1008);
+        fake.seen();
+        for tables in [&[][..], &[JOB], &[JOB, JOB]] {
+            let is_over = dml.abandon(tables, STATEMENT).await.unwrap();
+            assert_eq!(is_over, tables.len() == 1);
+            assert_eq!(fake.seen(), shown((tables, STATEMENT)));
+        }
+        assert!(matches!(dml.abandon(&[FAILING], STATEMENT).await, Err(CallError::Sql(_))));
     })
     .await;
 }

@@ -218,6 +218,20 @@ impl Sequencer {
         self.wait_for_commits(|_| false).await
     }
 
+    /// Waits until everything that has entered by now is committed. False: the table has stopped.
+    pub async fn settle(&self) -> bool {
+        let settled = {
+            let mut state = self.state.lock();
+            if state.stopped {
+                return false;
+            }
+            state.settled()
+        };
+        let Err(waiting) = settled else { return true };
+        self.meta.request_cut(self.job);
+        matches!(waiting.await, Ok(StatementOutcome::Committed(_)))
+    }
+
     /// Asks for cuts and waits until enough is committed, or all of it.
     async fn wait_for_commits(&self, enough: impl Fn(&State) -> bool) -> Result<(), DmlError> {
         loop {

@@ -1,8 +1,12 @@
-//! What frontends of other processes read here: what is committed at an epoch, or nothing.
+//! What frontends of other processes read here: what is committed at an epoch, or nothing. And what becomes of statements
+//! that they have abandoned.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use millrace_rpc::call_error::CallError;
+use millrace_rpc::dml::{DmlAnswer, DmlService};
 use millrace_rpc::read::{
     FoundRows, KeyRange, MOST_KEY_BYTES, MOST_KEYS, MOST_RANGES, ReadAnswer, ReadRefusal,
     ReadRequest, ReadService, WantedRows,
@@ -231,4 +235,99 @@ async fn what_no_table_of_the_relation_has_is_an_error() {
     assert!(found(&c, request(&c, t, strange)).await.positions.is_empty());
     let turned = WantedRows::Ranges(vec![range(&[0xff], &[])]);
     assert!(rows_of(&found(&c, request(&c, t, turned)).await).is_empty());
+}
+
+const STATEMENT: StatementId = StatementId { frontend: 7, number: 1 };
+
+fn dml(c: &Cluster) -> &dyn DmlService {
+    &*c.worker
+}
+
+type Called<'a> = BoxFuture<'a, Result<DmlAnswer, CallError>>;
+
+/// A frontend's statement that inserts (1, 10).
+fn called<'a>(c: &'a Cluster, table: JobId, entered: &'a EntryFlag) -> Called<'a> {
+    dml(c).apply_dml(table, STATEMENT, delta(&[(1, 10, 1)]), INSERT, entered)
+}
+
+/// Until its rows may be committed. The table's epochs end only when the answer is dropped.
+async fn has_entered<'a>(
+    c: &'a Cluster,
+    table: JobId,
+    entered: &'a EntryFlag,
+) -> (Called<'a>, impl Drop) {
+    let turn = Arc::clone(&c.meta.jobs.lock()[&table].turn);
+    let turn = turn.lock_owned().await;
+    let mut statement = called(c, table, entered);
+    tokio::select! {
+        biased;
+        answer = &mut statement => panic!("it is answered before: {answer:?}"),
+        () = entered.wait() => {}
+    }
+    (statement, turn)
+}
+
+/// Polls a call, which waits for something.
+async fn waits<T>(call: &mut BoxFuture<'_, T>) {
+    for _ in 0..1_000 {
+        assert!(call.now_or_never().is_none(), "there is nothing that it waits for");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn an_abandoned_statement_that_has_not_entered_ends_and_is_refused_later() {
+    let (c, t, _) = served().await;
+    let entered = EntryFlag::default();
+    let locks = c.worker.lock_tables(&[t]).await.unwrap();
+    let mut statement = called(&c, t, &entered);
+    waits(&mut statement).await;
+    let tables = [t];
+    let (ended, is_over) = tokio::join!(statement, dml(&c).abandon(&tables, STATEMENT));
+    assert!(ended.is_err() && is_over.unwrap());
+    drop(locks);
+    // And a call of it that comes only now.
+    assert!(called(&c, t, &entered).await.is_err());
+    c.insert(t, [(2, 20)]).await;
+    assert_eq!(c.rows(t).await, [(2, 20, 1)]);
+    assert!(!entered.is_set());
+}
+
+#[tokio::test]
+async fn an_abandoned_statement_that_has_entered_is_waited_for() {
+    let (c, t, _) = served().await;
+    let entered = EntryFlag::default();
+    let (statement, turn) = has_entered(&c, t, &entered).await;
+    let tables = [t];
+    let mut abandon = dml(&c).abandon(&tables, STATEMENT);
+    assert!((&mut abandon).now_or_never().is_none());
+    assert!(statement.await.is_err());
+    waits(&mut abandon).await;
+    drop(turn);
+    assert!(abandon.await.unwrap());
+    assert_eq!(c.rows(t).await, [(1, 10, 1)]);
+}
+
+/// A leader that takes the commit after all has it before the next generation runs.
+#[tokio::test]
+async fn what_may_still_be_committed_is_over_when_the_table_runs_again() {
+    let (c, t, is_elsewhere) = served().await;
+    let entered = EntryFlag::default();
+    let (statement, _turn) = has_entered(&c, t, &entered).await;
+    let generation = c.meta.jobs.lock()[&t].start.generation;
+    c.meta.cut_only(t, generation, Epoch::ZERO).await.unwrap();
+    c.worker.stop_job(t, generation).await;
+    let unknown = SqlError::from(statement.await.unwrap_err());
+    assert_eq!(unknown.state.0, "08007");
+    let tables = [t];
+    let mut abandon = dml(&c).abandon(&tables, STATEMENT);
+    waits(&mut abandon).await;
+    c.start(t).await.unwrap();
+    assert!(abandon.await.unwrap());
+    assert!(c.rows(t).await.is_empty());
+
+    let generation = c.meta.jobs.lock()[&t].start.generation;
+    c.worker.stop_job(t, generation).await;
+    is_elsewhere.store(true, Ordering::Relaxed);
+    assert!(!dml(&c).abandon(&[t], STATEMENT).await.unwrap(), "the log tells");
 }

@@ -150,6 +150,13 @@ impl DmlService for RemoteDml {
         let send = |t, r| async move { client(t).allocate_row_ids(r).await };
         Ok(self.peer.wait(request, send).await?.first)
     }
+
+    async fn abandon(&self, tables: &[RelationId], id: StatementId) -> Result<bool, CallError> {
+        let tables = tables.iter().map(|t| t.0).collect();
+        let request = proto::AbandonRequest { id: Some(id), tables };
+        let send = |t, r| async move { client(t).abandon(r).await };
+        Ok(self.peer.wait(request, send).await?.is_over)
+    }
 }
 
 /// A load on the side of the frontend.

@@ -128,6 +128,18 @@ impl Dml for Served {
         let first = first.map_err(CallError::into_status)?;
         Ok(Response::new(proto::AllocateRowIdsAnswer { first }))
     }
+
+    async fn abandon(
+        &self,
+        request: Request<proto::AbandonRequest>,
+    ) -> Result<Response<proto::AbandonAnswer>, Status> {
+        self.admission.admit(&request)?;
+        let proto::AbandonRequest { id, tables } = request.into_inner();
+        let id = required(id, "id").map_err(CallError::into_status)?;
+        let tables: Vec<_> = tables.into_iter().map(RelationId).collect();
+        let is_over = self.inner.abandon(&tables, id).await.map_err(CallError::into_status)?;
+        Ok(Response::new(proto::AbandonAnswer { is_over }))
+    }
 }
 
 async fn receive_statement(
