@@ -49,7 +49,8 @@ const PROMISED: Duration = Duration::from_secs(10);
 /// The promise is for a machine where nothing else runs. Here debug builds of nine processes share it with other tests, so
 /// there is a slack: as long as so many writes take on this machine before anything happens, because whoever takes over
 /// makes some dozens of requests, one after the other. It is at least as long as what is promised, and at most three times
-/// as long. A statement that a process does not answer which is not lost is looked up for 9 s: that is within the slack, too.
+/// as long. A statement that a process does not answer which is not lost is looked up for 9 s, unless that is reached again:
+/// that is within the slack, too.
 const SLACK_IN_WRITES: u32 = 40;
 /// The same where nothing is promised before the event has ended, from its end on. Half of it where nothing else runs.
 const RESUME_LIMIT: Duration = Duration::from_secs(20);

@@ -6,6 +6,9 @@
 //! statement that the log lacks then was not, and is sent again, or is one on a table that is not there: the session
 //! plans it again. As long as the process may live, nobody can say, unless it has answered that it does not
 //! know, and the log has placed the table elsewhere.
+//!
+//! So a process that is reached again is asked to abandon the statement: it refuses it from then on, and answers when
+//! nothing of it is under way. If the log lacks it then, it was not committed and will not be, and is sent again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,6 +39,9 @@ const PAUSE: Duration = Duration::from_millis(50);
 const OUTCOME_WAIT: Duration = Duration::from_secs(9);
 /// The same where the process has answered that it does not know: what was handed over is soon in the log, or void.
 const ANSWERED_WAIT: Duration = Duration::from_secs(3);
+/// A statement that is sent again has another id, because its process refuses that of the call before: the number is so
+/// much higher. Statements of a frontend are numbered from 1 on.
+const NEXT_ATTEMPT: u64 = 1 << 48;
 
 /// The process that a table, or the job of another relation, runs on.
 #[derive(Clone)]
@@ -141,20 +147,20 @@ impl RemoteCluster {
     /// Sends a statement to the process of a table. What came of it.
     async fn send<F>(
         &self,
-        (table, id, rows): (RelationId, StatementId, u64),
+        Sent { table, written, mut id, rows }: Sent,
         entered: &EntryFlag,
-        call: impl Fn(Arc<dyn DmlService>) -> F + Send,
+        call: impl Fn(Arc<dyn DmlService>, StatementId) -> F + Send,
     ) -> Result<DmlAnswer, SqlError>
     where
         F: Future<Output = Result<DmlAnswer, CallError>> + Send,
     {
         let mut deadline = self.env.now() + COMPUTE_WAIT;
         loop {
-            let TableProcess { incarnation, dml, .. } = self.route(table, deadline).await?;
-            let outcomes = self.outcomes(table, incarnation);
+            let process = self.route(table, deadline).await?;
+            let outcomes = self.outcomes(&process, table, &written);
             let error = tokio::select! {
                 biased;
-                answer = call(dml) => match answer {
+                answer = call(process.dml, id) => match answer {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 },
@@ -165,18 +171,33 @@ impl RemoteCluster {
                 continue;
             }
             self.check_there(table, &error, deadline).await?;
-            match outcomes.of(error, id, rows, entered).await? {
+            match outcomes.find(error, id, rows, entered).await? {
                 Outcome::Answered(answer) => return Ok(answer),
                 // There is nobody who could commit it: it begins anew.
                 Outcome::NotCommitted => deadline = self.env.now() + COMPUTE_WAIT,
             }
+            id.number = id.number.wrapping_add(NEXT_ATTEMPT);
         }
     }
 
-    /// Of statements on a table that are sent to this process from now on.
-    fn outcomes(&self, table: RelationId, incarnation: u64) -> Outcomes {
+    /// Of statements that are sent to this process from now on, by a table, and write to these.
+    fn outcomes(
+        &self,
+        process: &TableProcess,
+        table: RelationId,
+        written: &[RelationId],
+    ) -> Outcomes {
         let (log, meta) = (Arc::clone(&self.log), Arc::clone(&self.meta));
-        Outcomes { since: log.head(), log, meta, env: self.env.clone(), table, incarnation }
+        Outcomes {
+            since: log.head(),
+            log,
+            meta,
+            env: self.env.clone(),
+            table,
+            incarnation: process.incarnation,
+            process: Arc::clone(&process.dml),
+            written: written.to_vec(),
+        }
     }
 
     pub(super) async fn send_dml(
@@ -187,12 +208,12 @@ impl RemoteCluster {
         kind: DmlKind,
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
-        let rows = rows_of(&delta);
-        let call = |process: Arc<dyn DmlService>| {
+        let sent = Sent { table, written: vec![table], id, rows: rows_of(&delta) };
+        let call = |process: Arc<dyn DmlService>, id: StatementId| {
             let delta = delta.clone();
             async move { process.apply_dml(table, id, delta, kind, entered).await }
         };
-        Ok(result_of(self.send((table, id, rows), entered, call).await?))
+        Ok(result_of(self.send(sent, entered, call).await?))
     }
 
     pub(super) async fn send_transaction(
@@ -203,18 +224,19 @@ impl RemoteCluster {
         entered: &EntryFlag,
     ) -> Result<DmlResult, SqlError> {
         let Ok((read, _locks)) = read_to_send(read) else { return Ok(DmlResult::Conflict) };
-        let written = changes.iter().map(|(table, ..)| *table);
-        let Some(table) = written.chain(read.reads.iter().map(|r| r.table)).next() else {
+        let written: Vec<RelationId> = changes.iter().map(|(table, ..)| *table).collect();
+        let mut all = written.iter().copied().chain(read.reads.iter().map(|r| r.table));
+        let Some(table) = all.next() else {
             return Err(SqlError::internal("a transaction of no table"));
         };
         let rows = changes.iter().map(|(_, delta, _)| rows_of(delta)).sum();
         let change = |(table, delta, kind)| TableChange { table, kind, delta };
         let changes: Vec<TableChange> = changes.into_iter().map(change).collect();
-        let call = |process: Arc<dyn DmlService>| {
+        let call = |process: Arc<dyn DmlService>, id: StatementId| {
             let (changes, read) = (changes.clone(), read.clone());
             async move { process.apply_transaction(id, changes, read, entered).await }
         };
-        Ok(result_of(self.send((table, id, rows), entered, call).await?))
+        Ok(result_of(self.send(Sent { table, written, id, rows }, entered, call).await?))
     }
 
     pub(super) async fn send_load(
@@ -225,10 +247,12 @@ impl RemoteCluster {
     ) -> Result<RemoteLoad, SqlError> {
         let deadline = self.env.now() + COMPUTE_WAIT;
         loop {
-            let TableProcess { incarnation, dml, .. } = self.route(table, deadline).await?;
-            match self.unless_dropped(table, dml.begin_load(table, id, kind)).await? {
+            let process = self.route(table, deadline).await?;
+            let begun = process.dml.begin_load(table, id, kind);
+            match self.unless_dropped(table, begun).await? {
                 Ok(load) => {
-                    return Ok(RemoteLoad::new(load, self.outcomes(table, incarnation), id));
+                    let outcomes = self.outcomes(&process, table, &[table]);
+                    return Ok(RemoteLoad::new(load, outcomes, id));
                 }
                 Err(error) if is_refused(&error) || error.is_retryable() => {
                     self.look_again(error, deadline).await?;
@@ -329,6 +353,16 @@ fn read_to_send(set: ReadSet) -> Result<(dml::ReadSet, Option<HeldLocks>), DmlEr
     Ok((dml::ReadSet { reads, locks: locks.as_ref().map(|l| l.id) }, locks))
 }
 
+/// A statement that is sent.
+struct Sent {
+    /// It goes to the process of this one.
+    table: RelationId,
+    written: Vec<RelationId>,
+    id: StatementId,
+    /// About how many it changes.
+    rows: u64,
+}
+
 /// What became of a statement.
 enum Outcome {
     Answered(DmlAnswer),
@@ -344,6 +378,9 @@ struct Outcomes {
     env: EnvHandle,
     table: RelationId,
     incarnation: u64,
+    process: Arc<dyn DmlService>,
+    /// The tables that they write to.
+    written: Vec<RelationId>,
     /// They are committed later than this.
     since: Epoch,
 }
@@ -371,6 +408,52 @@ impl Outcomes {
         let process = state.jobs.get(&self.table).map_or(0, |job| job.process);
         let is_moved = process != 0 && process != self.incarnation;
         is_moved || self.is_over(state)
+    }
+
+    /// As `of`, and where the answer does not tell, the process is asked beside the log.
+    async fn find(
+        &self,
+        error: CallError,
+        id: StatementId,
+        rows: u64,
+        entered: &EntryFlag,
+    ) -> Result<Outcome, SqlError> {
+        tokio::select! {
+            biased;
+            outcome = self.of(error, id, rows, entered) => outcome,
+            () = self.abandoned(id) => Ok(Outcome::NotCommitted),
+        }
+    }
+
+    /// Completes when the process has abandoned a statement, and the log lacks it: it was not committed, and will not be.
+    /// Never where that is not so, or nobody can say.
+    async fn abandoned(&self, id: StatementId) {
+        loop {
+            let is_over = match self.process.abandon(&self.written, id).await {
+                Ok(is_over) => Some(is_over),
+                Err(CallError::Sql(e)) if e.state != SqlState::FEATURE_NOT_SUPPORTED => None,
+                Err(error) if error.is_retryable() => None,
+                // Another process is there, or one of an earlier build.
+                Err(_) => return std::future::pending().await,
+            };
+            // What was committed before that answer is at the log's head.
+            if let Some(is_over) = is_over
+                && self.log.catch_up().await.is_ok()
+            {
+                let (is_there, is_void) = self.log.read(|state| {
+                    let is_void = is_over || self.is_void(state);
+                    let has_all = state.statements.has_all_after(self.since);
+                    (state.statements.get(id).is_some(), is_void && has_all)
+                });
+                if is_there {
+                    return std::future::pending().await;
+                }
+                if is_void {
+                    return;
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// What a failed call means. Without an answer, or if that does not know, the log is asked.
@@ -503,9 +586,9 @@ impl RemoteLoad {
         let OpenLoad { load, locks, .. } = open;
         let answer = match load.finish(entered).await {
             Ok(answer) => answer,
-            Err(error) => match outcomes.of(error, id, rows, entered).await? {
+            Err(error) => match outcomes.find(error, id, rows, entered).await? {
                 Outcome::Answered(answer) => answer,
-                // Its rows are gone with the process.
+                // Its rows are gone with the process, or the call.
                 Outcome::NotCommitted => DmlAnswer::Conflict,
             },
         };

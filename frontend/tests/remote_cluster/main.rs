@@ -38,6 +38,7 @@ use millrace_storage::state_store::StoreOptions;
 use millrace_storage::{StateStore, VersionFollower};
 use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use parking_lot::Mutex;
 
 /// Nothing becomes large enough for it.
 struct NoCompactor;
@@ -393,6 +394,28 @@ fn writers_that_read_what_others_write_lose_nothing() {
 struct Lossy {
     worker: Arc<Worker>,
     arrives: AtomicBool,
+    /// Whether a statement can be abandoned. From then on statements arrive.
+    is_reached: bool,
+    /// The last statement that has not arrived.
+    lost: Mutex<Option<(RelationId, StatementId, DeltaChunk, DmlKind)>>,
+}
+
+impl Lossy {
+    /// Calls for all tables of a server go through it.
+    fn beside(server: &Server, arrives: bool, is_reached: bool) -> (Arc<Lossy>, TableProcess) {
+        let (worker, arrives) = (Arc::clone(&server.worker), AtomicBool::new(arrives));
+        let lossy = Arc::new(Lossy { worker, arrives, is_reached, lost: Mutex::default() });
+        let dml = Arc::clone(&lossy) as Arc<dyn DmlService>;
+        (lossy, TableProcess { dml, ..server.process() })
+    }
+
+    fn worker(&self) -> &dyn DmlService {
+        &*self.worker
+    }
+}
+
+fn cut_off() -> CallError {
+    CallError::Unreachable { peer: "worker".to_owned(), cause: "cut off".to_owned() }
 }
 
 #[async_trait]
@@ -406,10 +429,11 @@ impl DmlService for Lossy {
         entered: &EntryFlag,
     ) -> Result<DmlAnswer, CallError> {
         if self.arrives.load(Ordering::Relaxed) {
-            let worker = self.worker.as_ref() as &dyn DmlService;
-            worker.apply_dml(table, id, delta, kind, entered).await?;
+            self.worker().apply_dml(table, id, delta, kind, entered).await?;
+        } else {
+            *self.lost.lock() = Some((table, id, delta, kind));
         }
-        Err(CallError::Unreachable { peer: "worker".to_owned(), cause: "cut off".to_owned() })
+        Err(cut_off())
     }
 
     async fn apply_transaction(
@@ -439,8 +463,12 @@ impl DmlService for Lossy {
         Ok(1)
     }
 
-    async fn abandon(&self, _: &[RelationId], _: StatementId) -> Result<bool, CallError> {
-        Err(SqlError::internal("not part of the test").into())
+    async fn abandon(&self, tables: &[RelationId], id: StatementId) -> Result<bool, CallError> {
+        if !self.is_reached {
+            return Err(cut_off());
+        }
+        self.arrives.store(true, Ordering::Relaxed);
+        self.worker().abandon(tables, id).await
     }
 }
 
@@ -449,10 +477,7 @@ fn the_log_tells_what_became_of_a_statement_without_an_answer() {
     run(async {
         let server = Server::start().await;
         server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
-        let worker = Arc::clone(&server.worker);
-        let lossy = Arc::new(Lossy { worker, arrives: AtomicBool::new(true) });
-        let dml = Arc::clone(&lossy) as Arc<dyn DmlService>;
-        let process = TableProcess { dml, ..server.process() };
+        let (lossy, process) = Lossy::beside(&server, true, false);
         let remote = server.frontend(2_000, server.leader(), process).await;
         remote.rows("INSERT INTO t VALUES (1), (2)").await;
         assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
@@ -460,6 +485,24 @@ fn the_log_tells_what_became_of_a_statement_without_an_answer() {
         let error = remote.error("INSERT INTO t VALUES (3)").await;
         assert_eq!(error.state.0, "08007", "{error:?}");
         assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
+    });
+}
+
+#[test]
+fn a_statement_that_was_lost_is_sent_again_when_its_process_is_reached() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        let (lossy, process) = Lossy::beside(&server, false, true);
+        let remote = server.frontend(2_000, server.leader(), process).await;
+        remote.rows("INSERT INTO t VALUES (1)").await;
+        assert_eq!(server.direct.text("SELECT id FROM t").await, "1");
+        // The first call arrives late. Nobody has the key then.
+        server.direct.rows("DELETE FROM t").await;
+        let (table, id, delta, kind) = lossy.lost.lock().take().unwrap();
+        let late = lossy.worker().apply_dml(table, id, delta, kind, &EntryFlag::default()).await;
+        assert!(late.is_err(), "{late:?}");
+        assert_eq!(server.direct.text("SELECT count(*) FROM t").await, "0");
     });
 }
 
