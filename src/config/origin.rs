@@ -56,7 +56,6 @@ fn origin(name: &str, given: &ArgMatches) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::super::Options;
-    use super::*;
 
     #[derive(clap::Parser)]
     struct Line {
