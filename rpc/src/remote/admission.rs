@@ -72,6 +72,16 @@ impl fmt::Debug for FencedInLog {
     }
 }
 
+/// The protocol version that a process speaks.
+#[derive(Clone, Copy, Debug)]
+struct Spoken(u32);
+
+impl Default for Spoken {
+    fn default() -> Spoken {
+        Spoken(PROTOCOL_VERSION)
+    }
+}
+
 /// What a process knows of terms, incarnations and the leader. Invariant: its term never falls.
 #[derive(Debug, Default)]
 pub struct Admission {
@@ -94,6 +104,7 @@ pub struct Admission {
     stopping: CancellationToken,
     /// How callers prove who they are. `None`: they need not.
     tls: Option<Tls>,
+    protocol: Spoken,
 }
 
 impl Admission {
@@ -104,6 +115,16 @@ impl Admission {
 
     pub(super) fn tls(&self) -> Option<Tls> {
         self.tls.clone()
+    }
+
+    /// Of a process of another protocol version. For tests of what others do where one is.
+    pub fn speaking(self, protocol: u32) -> Admission {
+        Admission { protocol: Spoken(protocol), ..self }
+    }
+
+    /// The protocol version that callers must speak.
+    pub(super) fn protocol(&self) -> u32 {
+        self.protocol.0
     }
 
     /// The highest term that was met.
@@ -233,7 +254,7 @@ impl Admission {
         self.check_store(request, true)?;
         let may_be_ours = match self.store() {
             Some(ours) => store_of(metadata)? == Some(ours),
-            None => number(metadata, PROTOCOL)? == u64::from(PROTOCOL_VERSION),
+            None => number(metadata, PROTOCOL)? == u64::from(self.protocol()),
         };
         if may_be_ours {
             self.raise_term(number(metadata, TERM)?);
@@ -279,12 +300,12 @@ impl Admission {
 
     fn check<T>(&self, request: &Request<T>, follows: bool) -> Result<Caller, CallError> {
         let metadata = request.metadata();
-        let theirs = number(metadata, PROTOCOL)?;
-        if theirs != u64::from(PROTOCOL_VERSION) {
+        let (ours, theirs) = (self.protocol(), number(metadata, PROTOCOL)?);
+        if theirs != u64::from(ours) {
             let build = metadata.get(CALLER_BUILD).and_then(|b| b.to_str().ok());
             let build = build.unwrap_or(BUILD).to_owned();
             let theirs = u32::try_from(theirs).unwrap_or(u32::MAX);
-            return Err(CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build });
+            return Err(CallError::Protocol { ours, theirs, build });
         }
         // Who registers takes part from then on; an operator's program works on no store.
         self.check_store(request, follows)?;

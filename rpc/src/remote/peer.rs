@@ -130,6 +130,11 @@ impl Identity {
         self.follows
     }
 
+    /// Whether connections are encrypted, and both sides prove who they are.
+    pub fn is_secured(&self) -> bool {
+        self.tls.is_some()
+    }
+
     /// The highest term that others have named when they refused calls; above the own one, there is another leader.
     pub fn told_term(&self) -> u64 {
         self.told.load(Ordering::Acquire)

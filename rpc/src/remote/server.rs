@@ -15,7 +15,7 @@ use super::metrics::Side;
 use super::observe::Observe;
 use super::operator::{self, OperatorSlot};
 use super::{compactor, compute, dml, read};
-use crate::call_error::{BUILD, CallError, PROTOCOL_VERSION};
+use crate::call_error::{BUILD, CallError};
 use crate::control::MetaControl;
 use crate::dml::DmlService;
 use crate::proto::node_server::{Node, NodeServer};
@@ -112,15 +112,15 @@ impl Node for NodeService {
         request: Request<HandshakeRequest>,
     ) -> Result<Response<HandshakeAnswer>, Status> {
         let met = self.admission.meet(&request);
+        let ours = self.admission.protocol();
         let HandshakeRequest { protocol: theirs, build } = request.into_inner();
-        if theirs != PROTOCOL_VERSION {
-            let refusal = CallError::Protocol { ours: PROTOCOL_VERSION, theirs, build };
-            return Err(refusal.into_status());
+        if theirs != ours {
+            return Err(CallError::Protocol { ours, theirs, build }.into_status());
         }
         met.map_err(CallError::into_status)?;
         let silence = self.admission.leader_silence();
         Ok(Response::new(HandshakeAnswer {
-            protocol: PROTOCOL_VERSION,
+            protocol: ours,
             build: BUILD.into(),
             incarnation: self.admission.incarnation(),
             term: self.admission.term(),

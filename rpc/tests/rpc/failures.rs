@@ -144,6 +144,20 @@ async fn a_handshake_names_versions_and_refuses_mixed_ones() {
 }
 
 #[tokio::test]
+async fn who_speaks_another_version_is_told_of_both() {
+    let next = Admission::default().speaking(PROTOCOL_VERSION + 1);
+    let (_fake, address) = serve(Arc::new(next)).await;
+    let peer = peer(&address, Arc::default());
+    for refused in [peer.handshake().await.map(drop), RemoteMeta::new(peer.clone()).flush().await] {
+        let versions = match refused {
+            Err(CallError::Protocol { ours, theirs, .. }) => (ours, theirs),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(versions, (PROTOCOL_VERSION, PROTOCOL_VERSION + 1));
+    }
+}
+
+#[tokio::test]
 async fn processes_of_different_stores_refuse_each_other() {
     let (right, wrong) = (StoreId::new(1, 2), StoreId::new(3, 4));
     let admission = Arc::new(Admission::default());
