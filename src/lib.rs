@@ -16,6 +16,7 @@ mod listen;
 pub mod logging;
 mod loopback;
 mod machine;
+mod port;
 mod predecessor;
 pub mod roles;
 pub mod runtimes;

@@ -20,10 +20,9 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::remote::{CallLimits, Identity, Peer};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
 use crate::leadership::Leadership;
+use crate::port::{Speaks, speaks};
 
 /// How long a server that runs all roles may take to answer; it may be about to start.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -35,9 +34,6 @@ const LIMITS: CallLimits = CallLimits {
     patience: Duration::ZERO,
 };
 const TAKE_OVER: &str = "Stop it first, give another --object-store, or let this server take over with --take-over: the other one ends then.";
-/// What a client of HTTP/2 begins with, and the first byte of a TLS alert, with which a port answers that expects TLS.
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-const TLS_ALERT: u8 = 21;
 
 /// A process that the log has, and that may still be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,7 +82,7 @@ impl Predecessor {
                     Ok(answered) => answered == *incarnation,
                     // Of another release, or one that talks only to those who prove who they are.
                     Err(CallError::Protocol { .. }) => true,
-                    Err(_) => expects_tls(address).await,
+                    Err(_) => speaks(address, LIMITS.answer).await == Some(Speaks::Tls),
                 }
             }
         }
@@ -168,20 +164,10 @@ async fn handshake(address: &str, caller: Identity) -> Result<u64, CallError> {
     Ok(Peer::new(address, Arc::new(caller), LIMITS)?.handshake().await?.incarnation)
 }
 
-/// Whether what listens at an address refuses whoever does not begin with TLS.
-async fn expects_tls(address: &str) -> bool {
-    let exchange = async {
-        let mut socket = TcpStream::connect(address).await?;
-        socket.write_all(PREFACE).await?;
-        socket.read_u8().await
-    };
-    let answered = tokio::time::timeout(LIMITS.answer, exchange).await;
-    matches!(answered, Ok(Ok(TLS_ALERT)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::tests::expects_tls;
 
     fn registered(roles: &[ProcessRole], address: &str) -> RegisterProcess {
         let roles = roles.iter().map(|role| *role as i32).collect();
@@ -213,16 +199,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_expects_tls_is_there() {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        tokio::spawn(async move {
-            while let Ok((mut socket, _)) = listener.accept().await {
-                let mut said = [0; PREFACE.len()];
-                let _ = socket.read_exact(&mut said).await;
-                // An alert: unexpected message.
-                let _ = socket.write_all(&[TLS_ALERT, 3, 3, 0, 2, 2, 10]).await;
-            }
-        });
+        let address = expects_tls().await;
         let process = Predecessor::Process { address, incarnation: 3, role: "meta" };
         assert_eq!(first_there(vec![process.clone()]).await, Some(process));
     }
