@@ -143,9 +143,10 @@ impl LeaderSearch {
         }
     }
 
-    /// Looks once. Who leads, if somebody does: calls go there from now on. An error if nobody answers, or
-    /// who leads works on another store than this process, as far as that has read its log. What is at an address that only
-    /// the log names may belong to another cluster by now: it says nothing.
+    /// Looks once. Who leads, if somebody does: calls go there from now on. An error if nobody answers, if nobody leads but
+    /// a process of another protocol version, as those that answer name it, or if who leads works on another store than this
+    /// process, as far as that has read its log. What is at an address that only the log names may belong to another cluster
+    /// by now: it says nothing.
     pub async fn look(&self) -> Result<Option<Found>, CallError> {
         let mut asked: BTreeSet<String> = self.metas.iter().cloned().collect();
         asked.extend(self.log.read(|state| {
@@ -160,14 +161,18 @@ impl LeaderSearch {
             return telling(failed.into_values()).map_or(Ok(None), Err);
         }
         let named = there.values().map(|said| said.leader.clone());
-        let named: BTreeSet<String> =
-            named.filter(|leader| !leader.is_empty() && !asked.contains(leader)).collect();
-        there.extend(self.asker.ask_all(&named).await.unwrap_or_default());
+        let named: BTreeSet<String> = named.filter(|leader| !leader.is_empty()).collect();
+        let unasked = named.difference(&asked).cloned().collect();
+        let (more, why_not) = self.asker.answers(&unasked).await;
+        there.extend(more);
+        failed.extend(why_not);
         let ours = self.identity.store();
         let is_elsewhere = |said: &Handshake| said.store.is_some() && said.store != ours;
         there.retain(|address, said| said.leads && !(is_elsewhere(said) && is_old(address)));
         let Some((address, said)) = there.into_iter().max_by_key(|(_, said)| said.term) else {
-            return Ok(None);
+            let is_other = |error: &CallError| matches!(error, CallError::Protocol { .. });
+            failed.retain(|address, error| named.contains(address) && is_other(error));
+            return failed.into_values().next().map_or(Ok(None), Err);
         };
         if is_elsewhere(&said) {
             let (peer, theirs, leads) = (address, said.store, true);
@@ -221,6 +226,7 @@ impl LeaderSearch {
 pub mod tests {
     use millrace_common::EnvHandle;
     use millrace_meta::{Meta, MetaOptions};
+    use millrace_rpc::call_error::PROTOCOL_VERSION;
     use millrace_rpc::control::{Heartbeat, MetaControl};
     use millrace_rpc::remote::{LeaderSlot, RemoteMeta, Server};
     use millrace_rpc::store_id::StoreId;
@@ -243,17 +249,28 @@ pub mod tests {
         (admission, address)
     }
 
-    /// A meta process of another cluster, which may lead it, and where it listens.
-    pub async fn stranger(leads: bool) -> String {
+    /// A meta process that answers so, and where it listens.
+    pub async fn node(admission: Admission) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let admission = Arc::<Admission>::default();
+        let server = Server::new(Arc::new(admission)).leader(Arc::default());
+        tokio::spawn(server.serve(listener));
+        address
+    }
+
+    /// One of the next protocol version.
+    pub async fn node_of_next_version() -> String {
+        node(Admission::default().speaking(PROTOCOL_VERSION + 1)).await
+    }
+
+    /// A meta process of another cluster, which may lead it, and where it listens.
+    pub async fn stranger(leads: bool) -> String {
+        let admission = Admission::default();
         admission.set_store(StoreId::new(7, 7));
         if leads {
             admission.lead(9);
         }
-        tokio::spawn(Server::new(admission).leader(Arc::default()).serve(listener));
-        address
+        node(admission).await
     }
 
     /// What a process finds that was told of these meta processes.
@@ -303,6 +320,26 @@ pub mod tests {
             matches!(stands_by, Err(CallError::OtherStore { leads: false, .. })),
             "{stands_by:?}"
         );
+    }
+
+    #[tokio::test]
+    async fn a_leader_of_another_version_is_an_error_where_somebody_names_it() {
+        let other = node_of_next_version().await;
+        let follows = Admission::default();
+        follows.follow(&other);
+        let (follows, knows_nobody) = (node(follows).await, node(Admission::default()).await);
+        let store = Arc::new(InMemory::new());
+        let log = Arc::new(LogFollower::open(store, EnvHandle::default()).await.unwrap());
+        let looked = async |metas: [&str; 2]| look(&log, &metas, Identity::follower()).await;
+        for metas in [[follows.as_str(), NOBODY], [follows.as_str(), other.as_str()]] {
+            let versions = match looked(metas).await {
+                Err(CallError::Protocol { ours, theirs, .. }) => (ours, theirs),
+                led => panic!("{led:?}"),
+            };
+            assert_eq!(versions, (PROTOCOL_VERSION, PROTOCOL_VERSION + 1));
+        }
+        let led = looked([knows_nobody.as_str(), other.as_str()]).await;
+        assert!(matches!(led, Ok(None)), "it may not lead: {led:?}");
     }
 
     /// A process that follows the first of two that can lead, and neither hears of the second.
