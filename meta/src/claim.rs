@@ -4,6 +4,9 @@
 //! decided here keeps a leader that works in its place: one that this process cannot reach but others can, or one that
 //! goes on writing records. A leader that answers, and that the object store does not answer, which this process reads, does
 //! not work.
+//!
+//! Who is there and does not talk with this process, because of certificates, counts as one that has not lost the leader:
+//! if all are so, this process could lead none of them.
 
 use std::time::Duration;
 
@@ -20,8 +23,9 @@ pub const CUT_OFF: Duration = Duration::from_secs(3);
 /// After so long a standby reads the log: by the time that the leader counts as cut off, it is to have seen for [`LOST`]
 /// that no record comes.
 pub const DOUBTFUL: Duration = CUT_OFF.saturating_sub(LOST);
-/// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off.
-const ALONE: Duration = Duration::from_secs(6);
+/// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off. For so long,
+/// too, whoever has kept this process from claiming the lead still does when nothing more is heard of it.
+pub const ALONE: Duration = Duration::from_secs(6);
 /// What each standby waits longer than the one before it.
 const RANK: Duration = Duration::from_secs(1);
 /// A process that has not looked for so long has stood still itself: what it has not heard proves nothing.
@@ -40,13 +44,31 @@ pub fn penalty(deposed: u32) -> Duration {
     }
 }
 
-/// The processes whose votes count, incarnation and address: those that register with a leader and take calls.
-pub fn voters(state: &MetaState) -> Vec<(u64, String)> {
-    let takes_calls = |role| matches!(role, ProcessRole::Compute | ProcessRole::Compactor);
+/// A process whose vote counts: it registers with a leader and takes calls.
+#[derive(Clone, Debug)]
+pub struct Voter {
+    pub incarnation: u64,
+    /// Never empty.
+    pub address: String,
+    /// Its first one that takes calls, for people.
+    pub role: &'static str,
+}
+
+/// The processes whose votes count.
+pub fn voters(state: &MetaState) -> Vec<Voter> {
+    let name = |role| match role {
+        ProcessRole::Compute => Some("compute"),
+        ProcessRole::Compactor => Some("compactor"),
+        // The address of a frontend is for clients.
+        ProcessRole::Meta | ProcessRole::Frontend | ProcessRole::Unspecified => None,
+    };
     let live = state.processes.live().iter().map(|(id, process)| (*id, &process.registration));
-    let voters =
-        live.filter(|(_, p)| p.roles().any(takes_calls) && !has_role(p, ProcessRole::Meta));
-    voters.map(|(id, p)| (id, p.address.clone())).filter(|(_, a)| !a.is_empty()).collect()
+    let others = live.filter(|(_, p)| !p.address.is_empty() && !has_role(p, ProcessRole::Meta));
+    let voters = others.filter_map(|(incarnation, process)| {
+        let role = process.roles().find_map(name)?;
+        Some(Voter { incarnation, address: process.address.clone(), role })
+    });
+    voters.collect()
 }
 
 /// For how long a standby has not heard of the leader.
@@ -89,6 +111,8 @@ pub struct Watch {
     silence: Silence,
     /// Since when nobody leads.
     vacant_since: Option<Instant>,
+    /// When somebody was found last who keeps this process from claiming the lead.
+    hindered: Option<Instant>,
     /// What this process waits in addition, because it was deposed.
     penalty: Duration,
 }
@@ -96,13 +120,28 @@ pub struct Watch {
 impl Watch {
     /// A process that begins to look.
     pub fn new(penalty: Duration, now: Instant) -> Watch {
-        Watch { silence: Silence::new(now), vacant_since: None, penalty }
+        Watch { silence: Silence::new(now), vacant_since: None, hindered: None, penalty }
     }
 
     /// The leader has answered, and does not wait for the object store; or another one leads by now, which was not asked yet.
     pub fn hear(&mut self, now: Instant) {
         self.silence.hear(now);
         self.vacant_since = None;
+    }
+
+    /// Somebody was found who keeps this process from claiming the lead.
+    pub fn hinder(&mut self, now: Instant) {
+        self.hindered = Some(now);
+    }
+
+    /// Nobody keeps this process from claiming the lead when there is a reason to.
+    pub fn unhinder(&mut self) {
+        self.hindered = None;
+    }
+
+    /// Whether somebody has kept this process from claiming the lead, and may only be slow.
+    pub fn is_hindered(&self, now: Instant) -> bool {
+        self.hindered.is_some_and(|found| now.saturating_duration_since(found) < ALONE)
     }
 
     /// The log has been read up to `record`: nobody leads, or the leader has not answered, or has waited for the object store
@@ -124,7 +163,8 @@ impl Watch {
                 return None;
             }
         }
-        Some(Heard { is_vacant, log_wait, silence, penalty: self.penalty, ..Heard::default() })
+        let (is_hindered, penalty) = (self.is_hindered(now), self.penalty);
+        Some(Heard { is_vacant, log_wait, silence, is_hindered, penalty, ..Heard::default() })
     }
 }
 
@@ -141,6 +181,12 @@ pub struct Heard {
     pub registered: usize,
     /// Of those that could be asked: for how long they have not heard of the leader. `None`: they never have.
     pub answers: Vec<Option<Duration>>,
+    /// Of the others: how many are there and do not talk with this process.
+    pub refusals: usize,
+    /// Whether something at the leader's address does not talk with this process.
+    pub leader_refuses: bool,
+    /// Whether somebody has kept this process from claiming the lead, and may only be slow.
+    pub is_hindered: bool,
     /// Standbys that answer and come before this one.
     pub rank: usize,
     /// What this process waits before it deposes another one, because it was deposed.
@@ -152,11 +198,16 @@ impl Heard {
     pub fn asks_voters(&self) -> bool {
         self.log_wait.is_none()
     }
+
+    /// Whether most of those that are there do not talk with this process: it must not lead them.
+    pub fn most_refuse(&self) -> bool {
+        self.refusals > self.answers.len()
+    }
 }
 
 /// Whether the standby claims the lead now.
 pub fn claims(heard: &Heard) -> bool {
-    if heard.log_wait.is_some_and(|wait| wait < CUT_OFF) {
+    if heard.is_hindered || heard.log_wait.is_some_and(|wait| wait < CUT_OFF) {
         return false;
     }
     let is_cut_off = heard.log_wait.is_some();
@@ -169,12 +220,19 @@ pub fn claims(heard: &Heard) -> bool {
     if heard.silence < least + RANK * heard.rank as u32 + penalty {
         return false;
     }
+    let answered = heard.answers.len();
+    if heard.most_refuse() {
+        return false;
+    }
     if heard.is_vacant || is_cut_off {
         return true;
     }
+    if answered == 0 {
+        return !heard.leader_refuses;
+    }
     let has_lost = |silence: &&Option<Duration>| silence.is_none_or(|silence| silence >= LOST);
     let lost = heard.answers.iter().filter(has_lost).count();
-    heard.answers.is_empty() || lost * 2 > heard.answers.len()
+    lost * 2 > answered + heard.refusals
 }
 
 #[cfg(test)]
@@ -208,6 +266,20 @@ mod tests {
         let cut_off = |seconds| Heard { registered: 3, ..silent(seconds) };
         assert!(!claims(&cut_off(5)));
         assert!(claims(&cut_off(6)));
+    }
+
+    #[test]
+    fn who_is_there_and_refuses_this_process_has_not_lost_the_leader() {
+        let refused = |refusals, lost: &[u32]| Heard { refusals, ..answered(lost).with_silence(9) };
+        assert!(!claims(&refused(1, &[])));
+        assert!(!claims(&refused(1, &[3])), "half is not more than half");
+        assert!(claims(&refused(1, &[3, 3])));
+        let alone = Heard { leader_refuses: true, registered: 2, ..silent(9) };
+        assert!(!claims(&alone), "it answers others");
+        assert!(claims(&Heard { leader_refuses: true, ..answered(&[3, 3, 0]) }), "not them");
+        let vacant = Heard { is_vacant: true, ..silent(9) };
+        assert!(!claims(&Heard { refusals: 1, ..vacant.clone() }));
+        assert!(claims(&Heard { refusals: 1, answers: vec![None], ..vacant }));
     }
 
     #[test]
@@ -278,6 +350,22 @@ mod tests {
         assert!(!heard.asks_voters());
         watch.hear(Instant::now());
         assert!(watch.note(false, None, 7, Instant::now()).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_kept_from_the_lead_claims_none_until_nothing_more_was_heard_for_long() {
+        let mut watch = Watch::new(Duration::ZERO, Instant::now());
+        watch.hinder(Instant::now());
+        for _ in 0..ALONE.as_secs() {
+            let heard = watch.note(true, None, 7, Instant::now()).unwrap();
+            assert!(!claims(&heard), "nobody leads, and this process must not");
+            tokio::time::advance(SECOND).await;
+        }
+        assert!(claims(&watch.note(true, None, 7, Instant::now()).unwrap()));
+        watch.hinder(Instant::now());
+        assert!(!claims(&watch.note(true, None, 7, Instant::now()).unwrap()), "it is there again");
+        watch.unhinder();
+        assert!(claims(&watch.note(true, None, 7, Instant::now()).unwrap()));
     }
 
     #[tokio::test(start_paused = true)]

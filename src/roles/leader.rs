@@ -12,7 +12,10 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::{Admission, CallLimits, Handshake, Identity, Peer};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tracing::{info, warn};
+
+use crate::port::{Speaks, speaks};
 
 /// Between two looks while nobody leads.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -27,6 +30,22 @@ const LIMITS: CallLimits = CallLimits {
     silence: Duration::from_millis(1_000),
     patience: Duration::ZERO,
 };
+
+/// How long a port may take for the first byte of its answer: one that is being closed takes connections and says nothing.
+const FIRST_BYTE: Duration = Duration::from_millis(250);
+
+/// What is at an address.
+#[derive(Clone, Debug)]
+pub enum Met {
+    Answers(Handshake),
+    /// A process that speaks another protocol version, as it says.
+    OtherVersion(CallError),
+    /// Something that answers and does not talk with this process: one of both has no certificate, or one that the other
+    /// does not take.
+    Refuses(CallError),
+    /// Nobody, or whoever is there belongs to another cluster.
+    Nobody,
+}
 
 /// Asks processes by their address who they are, and keeps the connections.
 pub struct Asker {
@@ -50,6 +69,27 @@ impl Asker {
             }
         };
         peer.handshake().await
+    }
+
+    /// What is at an address. Whoever does not answer in time is nobody.
+    pub async fn meet(&self, address: &str) -> Met {
+        let began = Instant::now();
+        let error = match self.ask(address).await {
+            Ok(said) => return Met::Answers(said),
+            Err(error @ CallError::Protocol { .. }) => return Met::OtherVersion(error),
+            Err(error) => error,
+        };
+        let is_connection =
+            matches!(error, CallError::Unreachable { .. } | CallError::NotConnected { .. });
+        if !is_connection || began.elapsed() >= LIMITS.answer {
+            return Met::Nobody;
+        }
+        match speaks(address, FIRST_BYTE).await {
+            Some(Speaks::Tls) => Met::Refuses(error),
+            // Without TLS on both sides a process of the cluster would have answered.
+            Some(Speaks::Http2) if self.identity.is_secured() => Met::Refuses(error),
+            Some(Speaks::Http2) | None => Met::Nobody,
+        }
     }
 
     /// Those that answer, by address, and why the others do not.

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
+use super::hindrance::Hindrance;
 use super::leader::tell_deposed;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
@@ -72,7 +73,6 @@ impl MetaProcess {
         let (slot, operator) = (Arc::<LeaderSlot>::default(), Arc::<OperatorSlot>::default());
         let server = Server::new(Arc::clone(&admission));
         let server = server.leader(Arc::clone(&slot)).operator(Arc::clone(&operator));
-        let serving = Serving::start(&admission, server, listener);
         let seat = Arc::new(Seat {
             config,
             overrides,
@@ -86,15 +86,19 @@ impl MetaProcess {
             identity: OnceLock::new(),
             fenced: Arc::default(),
             clock: Mutex::default(),
+            hindrance: Arc::default(),
             ending: Ending::default(),
             began,
         });
         let port = MetricsPort::open(&seat.config.process, seat.metrics(requests)).await?;
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
+        // Those of another protocol version find nobody here before it is clear that this process goes on.
+        let may_lead = standby.may_lead().await?;
+        let serving = Serving::start(&seat.admission, server, listener);
         standby.refuse_other_store().await?;
         standby.refuse_standalone(&own).await?;
-        let at_once = match standby.claims_at_once(&own) {
+        let at_once = match standby.claims_at_once(&own).filter(|_| may_lead) {
             Some(record) => seat.lead(record, None).await?,
             None => false,
         };
@@ -152,6 +156,8 @@ struct Seat {
     fenced: Arc<AtomicU64>,
     /// Why its clock kept it from leading when it was about to.
     clock: Mutex<Option<String>>,
+    /// Why it must not lead.
+    hindrance: Arc<Hindrance>,
     ending: Ending,
     began: Instant,
 }
@@ -178,6 +184,7 @@ impl Seat {
             &self.config.metas,
             &self.advertised.address,
             own.penalty(),
+            &self.hindrance,
         ))
     }
 
@@ -364,7 +371,7 @@ impl Seat {
                 move || fenced.load(Ordering::Relaxed),
             )
             .with_store(requests, None)
-            .with_health(move || health.clock.lock().clone())
+            .with_health(move || health.clock.lock().clone().or_else(|| health.hindrance.get()))
             .with_text(move |text| {
                 // One that is about to lead, or leads no longer, says nothing of jobs: sums would count them twice.
                 if leads.leads()
@@ -437,16 +444,50 @@ fn write_behind(meta: &Meta, text: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use millrace_rpc::call_error::PROTOCOL_VERSION;
     use millrace_rpc::log::RegisterProcess;
     use millrace_rpc::remote::{CallLimits, Handshake, Peer};
     use millrace_storage::sim::{Faults, Profile, SimStore};
     use tokio::net::TcpListener;
 
+    use super::super::leader::tests::node_of_next_version;
     use super::super::{Auth, Role};
     use super::*;
     use crate::config::Config;
 
     const LIMIT: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn who_finds_another_protocol_version_does_not_start() {
+        let other = node_of_next_version().await;
+        for (leader, metas) in [(other.as_str(), vec![]), ("", vec![other.clone()])] {
+            let dir = tempfile::tempdir().unwrap();
+            let store: Arc<dyn ObjectStore> = Arc::new(SimStore::in_memory(Profile::INSTANT, 1));
+            let before = MetaOptions {
+                alone: false,
+                roles: vec![ProcessRole::Meta],
+                address: leader.to_owned(),
+                ..MetaOptions::new(Arc::clone(&store))
+            };
+            drop(Meta::open(before).await.unwrap());
+            let config = RoleConfig {
+                role: Role::Meta,
+                process: Config::embedded(dir.path()),
+                metas,
+                insecure_rpc: false,
+                rpc_tls: None,
+                auth: Auth::default(),
+            };
+            let overrides = Overrides { object_store: Some(store), ..Overrides::default() };
+            let refused = MetaProcess::start(config, overrides).await.map(drop).unwrap_err();
+            let refused = refused.to_string();
+            let ours = format!("version {PROTOCOL_VERSION} (");
+            let theirs = format!("version {} (", PROTOCOL_VERSION + 1);
+            for part in [other.as_str(), &ours, &theirs, "the same build"] {
+                assert!(refused.contains(part), "{part}: {refused}");
+            }
+        }
+    }
 
     #[tokio::test]
     async fn who_is_about_to_lead_tells_that_the_store_does_not_answer() {

@@ -12,6 +12,7 @@ mod console;
 pub(crate) mod elsewhere;
 mod ended;
 pub(crate) mod frontend;
+mod hindrance;
 pub(crate) mod leader;
 mod link;
 mod lookups;

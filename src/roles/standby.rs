@@ -9,7 +9,7 @@ use futures::future::join_all;
 use millrace_common::SqlError;
 use millrace_frontend::identification;
 use millrace_meta::LogFollower;
-use millrace_meta::claim::{DOUBTFUL, Watch, claims, voters};
+use millrace_meta::claim::{DOUBTFUL, Heard, Voter, Watch, claims, voters};
 use millrace_meta::cluster::has_role;
 use millrace_meta::state::MetaState;
 use millrace_rpc::call_error::CallError;
@@ -19,7 +19,8 @@ use millrace_rpc::store_id::StoreId;
 use tokio::time::{Instant, MissedTickBehavior};
 use tracing::{info, warn};
 
-use super::leader::Asker;
+use super::hindrance::{Hindrance, not_led, other_version, refused};
+use super::leader::{Asker, Met};
 use super::store::tell_store;
 use crate::leadership::Leadership;
 use crate::predecessor::{Predecessor, first_there, is_standalone, predecessors};
@@ -53,12 +54,33 @@ pub struct Followed {
 }
 
 /// How a leader answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Answer {
     Leads,
     /// As one that has waited for the object store for so long that this process reads the log.
     Waits(Duration),
+    /// In another protocol version; what is told of it.
+    OtherVersion(String),
+    /// Something is there and does not talk with this process; what is told of it.
+    Refuses(String),
     Silent,
+}
+
+/// What a look has come to.
+#[derive(Debug)]
+enum Verdict {
+    Waits,
+    /// There is a reason why this process must not claim the lead.
+    Hindered(String),
+    /// The lead is to be claimed after this record.
+    Claims(u64),
+}
+
+impl Verdict {
+    /// Not now.
+    fn not_now(hindrance: Option<String>) -> Verdict {
+        hindrance.map_or(Verdict::Waits, Verdict::Hindered)
+    }
 }
 
 /// The newest process that may lead and is not fenced.
@@ -79,6 +101,15 @@ fn is_dead(leader: &Leader, here: &str, own: &Leadership) -> bool {
     own.proves_dead(leader.nonce) || (was_here && own.penalty().is_zero())
 }
 
+/// What the processes that have registered have said.
+#[derive(Debug, Default)]
+struct Votes {
+    /// For how long each has not heard of a leader.
+    answers: Vec<Option<Duration>>,
+    /// What is told of those that are there and do not talk with this process.
+    refusals: Vec<String>,
+}
+
 /// See the module.
 pub struct Standby {
     log: Arc<LogFollower>,
@@ -90,6 +121,7 @@ pub struct Standby {
     /// Where others reach this one.
     own: String,
     watch: Watch,
+    hindrance: Arc<Hindrance>,
     /// When the log was read last.
     caught_up: Instant,
     /// The leader that has said that it leads, last; 0: none has.
@@ -104,6 +136,7 @@ impl Standby {
         metas: &[String],
         own: &str,
         penalty: Duration,
+        hindrance: &Arc<Hindrance>,
     ) -> Standby {
         let now = Instant::now();
         Standby {
@@ -114,6 +147,7 @@ impl Standby {
             metas: metas.iter().filter(|meta| *meta != own).cloned().collect(),
             own: own.to_owned(),
             watch: Watch::new(penalty, now),
+            hindrance: Arc::clone(hindrance),
             caught_up: now,
             has_led: 0,
         }
@@ -124,6 +158,30 @@ impl Standby {
         let (leader, number) = self.log.read(|state| (leader(state), state.number));
         let is_dead = leader.is_none_or(|leader| is_dead(&leader, &self.own, own));
         is_dead.then_some(number)
+    }
+
+    /// An error if a process that takes part, or another meta process, speaks another protocol version: none of them could
+    /// register with this one. Otherwise whether this process may lead those that are there: not if most of those that have
+    /// registered do not talk with it. It waits for none that does not answer.
+    pub async fn may_lead(&self) -> Result<bool, SqlError> {
+        let (leader, voters) = self.log.read(|state| (leader(state), voters(state)));
+        let leader = leader.filter(|leader| !leader.is_standalone && !leader.address.is_empty());
+        let mut metas = self.metas.clone();
+        metas.extend(leader.map(|leader| leader.address));
+        // Nobody but this process is there.
+        metas.remove(&self.own);
+        let met = metas.into_iter().map(|address| async move {
+            let met = self.asker.meet(&address).await;
+            (address, met)
+        });
+        let (met, votes) = tokio::join!(join_all(met), self.ask_voters(voters));
+        for (address, met) in met {
+            if let Met::OtherVersion(error) = met {
+                return Err(not_led(other_version("meta", &address, &error)));
+            }
+        }
+        let votes = votes.map_err(not_led)?;
+        Ok(votes.refusals.len() <= votes.answers.len())
     }
 
     /// An error if this process was given another object store than a meta process that it was told of: it would begin a
@@ -189,15 +247,38 @@ impl Standby {
 
     /// Asks once. The log's last record, if the lead is to be claimed after it.
     async fn look(&mut self) -> Result<Option<u64>, SqlError> {
-        let answer = self.ask_leader().await;
-        if answer == Answer::Leads {
-            self.watch.hear(Instant::now());
-            // Who does not know its store refuses nobody that works on another one.
-            if self.caught_up.elapsed() >= CATCH_UP || self.identity.store().is_none() {
-                self.catch_up().await?;
+        let verdict = self.judge().await?;
+        match verdict {
+            Verdict::Hindered(why) => {
+                self.watch.hinder(Instant::now());
+                self.hindrance.set(Some(why));
             }
-            return Ok(None);
+            Verdict::Waits if self.watch.is_hindered(Instant::now()) => {}
+            Verdict::Waits => self.hindrance.set(None),
+            Verdict::Claims(number) => {
+                self.hindrance.set(None);
+                return Ok(Some(number));
+            }
         }
+        Ok(None)
+    }
+
+    async fn judge(&mut self) -> Result<Verdict, SqlError> {
+        let (log_wait, refused) = match self.ask_leader().await {
+            Answer::Leads => {
+                self.watch.unhinder();
+                self.hindrance.clear();
+                self.hear().await?;
+                return Ok(Verdict::Waits);
+            }
+            Answer::OtherVersion(why) => {
+                self.hear().await?;
+                return Ok(Verdict::Hindered(why));
+            }
+            Answer::Waits(wait) => (Some(wait), None),
+            Answer::Refuses(why) => (None, Some(why)),
+            Answer::Silent => (None, None),
+        };
         let asked = self.log.read(leader);
         self.catch_up().await?;
         let (leader, number) = self.log.read(|state| (leader(state), state.number));
@@ -205,30 +286,54 @@ impl Standby {
         if leader.is_some() && leader != asked {
             // Another one leads by now, and was not asked yet.
             self.watch.hear(now);
-            return Ok(None);
+            return Ok(Verdict::Waits);
         }
-        let log_wait = match answer {
-            Answer::Waits(wait) => Some(wait),
-            Answer::Leads | Answer::Silent => None,
-        };
         let Some(mut heard) = self.watch.note(leader.is_none(), log_wait, number, now) else {
-            return Ok(None);
+            return Ok(Verdict::not_now(refused));
         };
+        heard.leader_refuses = refused.is_some();
+        let hindrance = match self.ask_others(&mut heard).await {
+            Ok(()) if claims(&heard) => {
+                let why = match log_wait {
+                    Some(_) => "the leader is cut off from the object store",
+                    None => "nobody leads",
+                };
+                info!(?leader, ?heard, "{why}: this process claims the lead");
+                return Ok(Verdict::Claims(number));
+            }
+            Ok(()) => refused,
+            Err(why) => Some(why),
+        };
+        Ok(Verdict::not_now(hindrance))
+    }
+
+    /// The leader is there.
+    async fn hear(&mut self) -> Result<(), SqlError> {
+        self.watch.hear(Instant::now());
+        // Who does not know its store refuses nobody that works on another one.
+        if self.caught_up.elapsed() >= CATCH_UP || self.identity.store().is_none() {
+            self.catch_up().await?;
+        }
+        Ok(())
+    }
+
+    /// Asks the processes that have registered and those that stand by. An error if this process must not lead the former,
+    /// because one speaks another protocol version, or because most of those that are there do not talk with it: what is
+    /// told of it.
+    async fn ask_others(&self, heard: &mut Heard) -> Result<(), String> {
         let mut voters = self.log.read(voters);
         heard.registered = voters.len();
         if !heard.asks_voters() {
             voters.clear();
         }
-        (heard.answers, heard.rank) = tokio::join!(self.ask_voters(&voters), self.rank());
-        if !claims(&heard) {
-            return Ok(None);
+        let (votes, rank) = tokio::join!(self.ask_voters(voters), self.rank());
+        let Votes { answers, refusals } = votes?;
+        heard.rank = rank;
+        (heard.answers, heard.refusals) = (answers, refusals.len());
+        match refusals.into_iter().next() {
+            Some(first) if heard.most_refuse() => Err(first),
+            _ => Ok(()),
         }
-        let why = match log_wait {
-            Some(_) => "the leader is cut off from the object store",
-            None => "nobody leads",
-        };
-        info!(?leader, ?heard, "{why}: this process claims the lead");
-        Ok(Some(number))
     }
 
     async fn catch_up(&mut self) -> Result<(), SqlError> {
@@ -261,7 +366,18 @@ impl Standby {
                 false => Answer::Silent,
             };
         }
-        let Ok(said) = self.asker.ask(&leader.address).await else { return Answer::Silent };
+        let said = match self.asker.meet(&leader.address).await {
+            Met::Answers(said) => said,
+            Met::OtherVersion(error) => {
+                // Others find it there, and are told which version it speaks.
+                self.admission.follow(&leader.address);
+                return Answer::OtherVersion(other_version("meta", &leader.address, &error));
+            }
+            Met::Refuses(error) => {
+                return Answer::Refuses(refused("the leader", &leader.address, &error));
+            }
+            Met::Nobody => return Answer::Silent,
+        };
         self.admission.raise_term(said.term);
         if said.incarnation != leader.incarnation {
             return Answer::Silent;
@@ -275,13 +391,29 @@ impl Standby {
         if said.log_wait < DOUBTFUL { Answer::Leads } else { Answer::Waits(said.log_wait) }
     }
 
-    /// Asks the processes that have registered how long they have not heard of a leader.
-    async fn ask_voters(&self, voters: &[(u64, String)]) -> Vec<Option<Duration>> {
-        let answers = voters.iter().map(|(incarnation, address)| async move {
-            let said = self.asker.ask(address).await.ok()?;
-            (said.incarnation == *incarnation).then_some(said.leader_silence)
+    /// Asks the processes that have registered how long they have not heard of a leader. An error if one of them speaks
+    /// another protocol version: what is told of it.
+    async fn ask_voters(&self, voters: Vec<Voter>) -> Result<Votes, String> {
+        let asked = voters.into_iter().map(|voter| async move {
+            let met = self.asker.meet(&voter.address).await;
+            (voter, met)
         });
-        join_all(answers).await.into_iter().flatten().collect()
+        let mut votes = Votes::default();
+        for (Voter { incarnation, address, role }, met) in join_all(asked).await {
+            match met {
+                Met::Answers(said) if said.incarnation == incarnation => {
+                    votes.answers.push(said.leader_silence);
+                }
+                Met::OtherVersion(error) => return Err(other_version(role, &address, &error)),
+                Met::Refuses(error) => {
+                    let who = format!("the {role} process");
+                    votes.refusals.push(refused(&who, &address, &error));
+                }
+                // Another one is there by now.
+                Met::Answers(_) | Met::Nobody => {}
+            }
+        }
+        Ok(votes)
     }
 
     /// How many of the others that stand by come before this one.
@@ -292,49 +424,4 @@ impl Standby {
 }
 
 #[cfg(test)]
-mod tests {
-    use millrace_common::EnvHandle;
-    use millrace_meta::{Meta, MetaOptions};
-    use object_store::ObjectStore;
-    use object_store::memory::InMemory;
-
-    use super::super::leader::tests::stranger;
-    use super::*;
-
-    #[tokio::test]
-    async fn a_stranger_keeps_a_meta_process_from_starting_only_where_it_leads() {
-        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        drop(Meta::open(MetaOptions::new(Arc::clone(&store))).await.unwrap());
-        for leads in [false, true] {
-            let address = stranger(leads).await;
-            let log = LogFollower::open(Arc::clone(&store), EnvHandle::default()).await.unwrap();
-            let identity = Arc::new(Identity::follower());
-            let (admission, metas) = (Arc::default(), [address]);
-            let standby = Standby::new(log, identity, &admission, &metas, "m:1", Duration::ZERO);
-            assert_eq!(standby.refuse_other_store().await.is_err(), leads);
-        }
-    }
-
-    #[test]
-    fn who_was_deposed_does_not_take_its_own_address_for_a_proof() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut own = Leadership::read(dir.path());
-        let leader = |nonce, address: &str| Leader {
-            incarnation: 3,
-            nonce,
-            address: address.to_owned(),
-            is_standalone: false,
-        };
-        assert!(is_dead(&leader(7, "meta:4570"), "meta:4570", &own), "nobody else can be there");
-        assert!(!is_dead(&leader(7, "other:4570"), "meta:4570", &own));
-        assert!(!is_dead(&leader(7, ""), "", &own), "no address is nobody's");
-
-        own.lead(5);
-        own.was_deposed();
-        assert!(!is_dead(&leader(7, "meta:4570"), "meta:4570", &own), "it may have deposed it");
-        assert!(is_dead(&leader(5, "other:4570"), "meta:4570", &own), "the directory was locked");
-
-        own.has_led_long();
-        assert!(is_dead(&leader(7, "meta:4570"), "meta:4570", &own));
-    }
-}
+mod tests;

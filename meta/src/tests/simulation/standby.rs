@@ -10,7 +10,7 @@ use millrace_rpc::log::ProcessRole;
 use super::metas::{LOOK, node_of};
 use super::network::Delivery;
 use super::world::{METAS, Node, Process, World};
-use crate::claim::{DOUBTFUL, Watch, claims, penalty, voters};
+use crate::claim::{DOUBTFUL, Voter, Watch, claims, penalty, voters};
 use crate::cluster::has_role;
 use crate::follower::LogFollower;
 use crate::state::MetaState;
@@ -204,11 +204,11 @@ impl<'a> Standby<'a> {
     }
 
     /// Asks the processes that have registered how long they have not heard of a leader.
-    async fn ask_voters(&self, voters: Vec<(u64, String)>) -> Vec<Option<Duration>> {
+    async fn ask_voters(&self, voters: Vec<Voter>) -> Vec<Option<Duration>> {
         let (world, process) = (self.world, self.process);
-        let answers = voters.into_iter().map(|(incarnation, address)| async move {
-            let said = handshake(world, process, node_of(&address)?).await?;
-            (said.incarnation == incarnation).then_some(said.leader_silence)
+        let answers = voters.into_iter().map(|voter| async move {
+            let said = handshake(world, process, node_of(&voter.address)?).await?;
+            (said.incarnation == voter.incarnation).then_some(said.leader_silence)
         });
         join_all(answers).await.into_iter().flatten().collect()
     }
