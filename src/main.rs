@@ -13,8 +13,9 @@ use millrace::roles::{
     ClusterOptions, CompactorProcess, ComputeProcess, FrontendProcess, MetaProcess, Role,
     RoleConfig,
 };
-use millrace::{LogFormat, Options, Overrides, Standalone};
+use millrace::{LogFormat, Options, Overrides, Standalone, StartError};
 use millrace_meta::backup::copy::{Purpose, Which};
+use tokio_util::sync::CancellationToken;
 
 /// A streaming SQL database: materialized views that stay right and fresh.
 #[derive(Parser)]
@@ -334,16 +335,23 @@ async fn serve(config: millrace::Config) -> Result<(), String> {
 /// A process of a cluster, until it is stopped, or has been fenced or deposed.
 async fn serve_role(config: RoleConfig) -> Result<(), String> {
     let overrides = Overrides::threads_apart();
-    let text = |e: millrace::StartError| e.to_string();
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    tokio::spawn(async move {
+        stop_signal().await;
+        stopped.cancel();
+    });
     macro_rules! until_ended {
         ($process:ident, $name:literal) => {{
-            let process = tokio::select! {
-                started = $process::start(config, overrides) => started.map_err(text)?,
-                () = stop_signal() => return Ok(()),
+            let process = match $process::start_until(config, overrides, &stop).await {
+                Ok(process) => process,
+                Err(StartError::Stopped) => return Ok(()),
+                Err(error) => return Err(error.to_string()),
             };
             say(&format!(concat!("Millrace ", $name, " is ready on {}"), process.address));
             tokio::select! {
-                () = stop_signal() => {
+                biased;
+                () = stop.cancelled() => {
                     tracing::info!("stopping");
                     process.shutdown().await;
                     Ok(())

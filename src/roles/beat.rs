@@ -28,7 +28,7 @@ pub type Told = Box<dyn Fn(u64) -> Heartbeat + Send + Sync>;
 /// How long the log may take to tell whether the process has been fenced.
 const LOG_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the leader is told for that the process ends.
-const LEAVING: Duration = Duration::from_secs(2);
+pub const LEAVING: Duration = Duration::from_secs(2);
 
 /// Runs until it is dropped, or the process is told that it is fenced.
 pub struct Beat {
@@ -73,13 +73,18 @@ impl Beat {
     pub async fn leave(self) {
         let Beat { meta, incarnation, tasks, _search: search } = self;
         drop(tasks);
-        let heartbeat = Heartbeat { incarnation, leaving: true, ..Heartbeat::default() };
-        match tokio::time::timeout(LEAVING, meta.beat(heartbeat)).await {
-            Ok(Ok(_) | Err(CallError::Fenced { .. })) => {}
-            Ok(Err(error)) => warn!(%error, "the meta process was not told that this one ends"),
-            Err(_) => warn!("the meta process has not answered that this one ends"),
-        }
+        leave(&meta, incarnation).await;
         drop(search);
+    }
+}
+
+/// Tells the leader that a process ends that has been given this incarnation.
+pub async fn leave(meta: &RemoteMeta, incarnation: u64) {
+    let heartbeat = Heartbeat { incarnation, leaving: true, ..Heartbeat::default() };
+    match tokio::time::timeout(LEAVING, meta.beat(heartbeat)).await {
+        Ok(Ok(_) | Err(CallError::Fenced { .. })) => {}
+        Ok(Err(error)) => warn!(%error, "the meta process was not told that this one ends"),
+        Err(_) => warn!("the meta process has not answered that this one ends"),
     }
 }
 

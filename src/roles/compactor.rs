@@ -7,27 +7,25 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use millrace_common::SqlError;
 use millrace_compactor::{Compactor, HandedOver};
 use millrace_executor::worker::describe_table;
-use millrace_meta::LogFollower;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::remote::Server;
 use millrace_rpc::services::CompactorService;
-use millrace_storage::given_up::GivenUp;
-use millrace_storage::{StateStore, StoreOptions};
+use millrace_storage::StateStore;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::beat::Beat;
-use super::link::Link;
 use super::lookups::Lookups;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
+use super::registered::Registered;
 use super::results::{Recorded, give_up_lost};
-use super::{Ending, Ground, Serving};
-use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
-use crate::standalone::{Overrides, StartError, store_options};
+use super::{Ending, Serving};
+use crate::runtimes::{BackgroundCompactor, Runtimes};
+use crate::standalone::{Overrides, StartError};
 use crate::usage::UsageSource;
 
 /// A running compactor.
@@ -44,30 +42,24 @@ pub struct CompactorProcess {
 }
 
 impl CompactorProcess {
+    /// Registers with the leader, for which it waits as long as it takes, and serves.
     pub async fn start(
         config: RoleConfig,
         overrides: Overrides,
     ) -> Result<CompactorProcess, StartError> {
-        let ground = Ground::prepare(&config, &overrides).await?;
-        let apart = overrides.threads == Threads::Apart;
-        let runtimes =
-            apart.then(|| Runtimes::of_compactor(config.process.memory_limit)).transpose()?;
-        let background = runtimes.as_ref().and_then(Runtimes::background);
-        let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
-        let follower = Arc::new(follower.await.map_err(SqlError::from)?);
-        tracing::info!(record = follower.number(), "the log is read");
-        let advertised = &ground.advertised;
-        let role = ProcessRole::Compactor;
-        let env = &overrides.env;
-        let link = Link::register(&config.metas, role, advertised, &follower, env).await?;
-        let given_up = Arc::<GivenUp>::default();
-        let object_store = Arc::clone(&ground.object_store);
-        let store = StateStore::open(StoreOptions {
-            background: background.clone(),
-            given_up: Arc::clone(&given_up),
-            ..store_options(&config.process, &overrides, object_store, link.incarnation)
-        })
-        .await?;
+        CompactorProcess::start_until(config, overrides, &CancellationToken::new()).await
+    }
+
+    /// The same; [`StartError::Stopped`], and nothing of it stays registered, when `stop` is cancelled meanwhile.
+    pub async fn start_until(
+        config: RoleConfig,
+        overrides: Overrides,
+        stop: &CancellationToken,
+    ) -> Result<CompactorProcess, StartError> {
+        let (role, threads, env) = (ProcessRole::Compactor, Runtimes::of_compactor, &overrides.env);
+        let started = Registered::start(&config, &overrides, role, threads, stop).await?;
+        let Registered { ground, runtimes, background, follower, port, link, given_up, store } =
+            started;
         let handed_over = Arc::<HandedOver>::default();
         let compactor = Compactor::elsewhere(Arc::clone(&store), describe_table);
         let compactor = Recorded {
@@ -90,7 +82,7 @@ impl CompactorProcess {
         let beat = Beat::start(&link, given_up, told, Lookups::default(), usage, ending.clone());
         let metrics = Metrics::new("compactor", link.incarnation);
         let metrics = metrics.with_store(ground.requests, Some(Arc::clone(&store)));
-        let port = MetricsPort::open(&config.process, metrics);
+        port.show(metrics);
         Ok(CompactorProcess {
             address: ground.address,
             store,
@@ -99,7 +91,7 @@ impl CompactorProcess {
             beat,
             runtimes,
             _lost_results: lost_results,
-            _port: port.await?,
+            _port: port,
             _lock: ground.lock,
         })
     }

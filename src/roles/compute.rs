@@ -9,32 +9,31 @@ use millrace_compactor::{Compactor, HandedOver};
 use millrace_executor::Worker;
 use millrace_executor::input::relations::Elsewhere;
 use millrace_executor::worker::WorkerOptions;
-use millrace_meta::LogFollower;
 use millrace_rpc::control::Heartbeat;
 use millrace_rpc::dml::DmlService;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::read::ReadService;
 use millrace_rpc::remote::Server;
 use millrace_rpc::services::{CompactorService, ComputeService, MetaService};
-use millrace_storage::given_up::GivenUp;
-use millrace_storage::{StateStore, StoreOptions, VersionFollower};
+use millrace_storage::{StateStore, VersionFollower};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::beat::{Beat, Told};
 use super::elsewhere::FollowedInputs;
-use super::link::Link;
 use super::lookups::Lookups;
 use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
+use super::registered::Registered;
 use super::reports::worker_reports;
 use super::results::{Recorded, give_up_lost};
 use super::store_watch::StoreWatch;
 use super::upstream::{Following, Upstream};
-use super::{Ending, Ground, Serving};
+use super::{Ending, Serving};
 use crate::http;
 use crate::http::metrics::Exposition;
-use crate::runtimes::{BackgroundCompactor, Runtimes, Threads};
-use crate::standalone::{Overrides, StartError, store_options, worker_options};
+use crate::runtimes::{BackgroundCompactor, Runtimes};
+use crate::standalone::{Overrides, StartError, worker_options};
 use crate::usage::UsageSource;
 
 /// A running compute process.
@@ -52,30 +51,25 @@ pub struct ComputeProcess {
 }
 
 impl ComputeProcess {
+    /// Registers with the leader, for which it waits as long as it takes, and serves.
     pub async fn start(
         config: RoleConfig,
         overrides: Overrides,
     ) -> Result<ComputeProcess, StartError> {
+        ComputeProcess::start_until(config, overrides, &CancellationToken::new()).await
+    }
+
+    /// The same; [`StartError::Stopped`], and nothing of it stays registered, when `stop` is cancelled meanwhile.
+    pub async fn start_until(
+        config: RoleConfig,
+        overrides: Overrides,
+        stop: &CancellationToken,
+    ) -> Result<ComputeProcess, StartError> {
         collections::seed(overrides.env.random());
-        let ground = Ground::prepare(&config, &overrides).await?;
-        let apart = overrides.threads == Threads::Apart;
-        let runtimes = apart.then(|| Runtimes::start(config.process.memory_limit)).transpose()?;
-        let background = runtimes.as_ref().and_then(Runtimes::background);
-        let follower = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
-        let follower = Arc::new(follower.await.map_err(millrace_common::SqlError::from)?);
-        tracing::info!(record = follower.number(), "the log is read");
-        let advertised = &ground.advertised;
-        let role = ProcessRole::Compute;
-        let env = &overrides.env;
-        let link = Link::register(&config.metas, role, advertised, &follower, env).await?;
-        let given_up = Arc::<GivenUp>::default();
-        let object_store = Arc::clone(&ground.object_store);
-        let store = StateStore::open(StoreOptions {
-            background: background.clone(),
-            given_up: Arc::clone(&given_up),
-            ..store_options(&config.process, &overrides, object_store, link.incarnation)
-        })
-        .await?;
+        let (role, env) = (ProcessRole::Compute, &overrides.env);
+        let started = Registered::start(&config, &overrides, role, Runtimes::start, stop).await?;
+        let Registered { ground, runtimes, background, follower, port, link, given_up, store } =
+            started;
         let inputs = Arc::new(FollowedInputs {
             follower: Arc::clone(&follower),
             versions: Arc::new(VersionFollower::new(&store)),
@@ -135,7 +129,7 @@ impl ComputeProcess {
             http::metrics::memory(&mut out, of_memory.governor());
             http::metrics::delays(&mut out, &of_delays);
         });
-        let port = MetricsPort::open(&config.process, metrics).await?;
+        port.show(metrics);
         Ok(ComputeProcess {
             address: ground.address,
             worker,

@@ -34,11 +34,11 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::warn;
 
-use super::beat::{Beat, Told};
+use super::beat::{Beat, LEAVING, Told};
 use super::console::{Console, Trust};
 use super::link::{Joining, Link};
 use super::lookups::Lookups;
-use super::metrics::Metrics;
+use super::metrics::{Metrics, NOT_REGISTERED};
 use super::options::{Auth, RoleConfig};
 use super::reach::TableReach;
 use super::{Ending, Ground};
@@ -76,16 +76,29 @@ pub struct FrontendProcess {
     _following: [AbortOnDropHandle<()>; 4],
     /// Registers the process, where nobody led when it started.
     registering: Option<AbortOnDropHandle<()>>,
+    /// Ends that.
+    stop: CancellationToken,
     /// Serves the HTTP port until it is dropped.
     _console: Option<DropGuard>,
     _lock: File,
 }
 
 impl FrontendProcess {
+    /// Registers with the leader, if there is one soon, and takes sessions.
     pub async fn start(
         config: RoleConfig,
         overrides: Overrides,
     ) -> Result<FrontendProcess, StartError> {
+        FrontendProcess::start_until(config, overrides, &CancellationToken::new()).await
+    }
+
+    /// The same; [`StartError::Stopped`], and nothing of it stays registered, when `stop` is cancelled meanwhile.
+    pub async fn start_until(
+        config: RoleConfig,
+        overrides: Overrides,
+        stop: &CancellationToken,
+    ) -> Result<FrontendProcess, StartError> {
+        let stop = stop.child_token();
         collections::seed(overrides.env.random());
         let process = &config.process;
         let shares = share_descriptors(process);
@@ -95,7 +108,8 @@ impl FrontendProcess {
         let trust = Trust::new(&config, ground.address, http);
         let tls = load_tls(&process.access)?;
         let log = LogFollower::open(Arc::clone(&ground.object_store), overrides.env.clone());
-        let log = Arc::new(log.await.map_err(SqlError::from)?);
+        let log = stop.run_until_cancelled(log).await.ok_or(StartError::Stopped)?;
+        let log = Arc::new(log.map_err(SqlError::from)?);
         tracing::info!(record = log.number(), "the log is read");
         let joining = Joining::new(
             &config.metas,
@@ -106,14 +120,14 @@ impl FrontendProcess {
         )?;
         let (identity, meta) = (Arc::clone(&joining.identity), Arc::clone(&joining.meta));
         let lease = Arc::clone(&joining.lease);
-        let mut registering = joining.register().boxed();
-        let registered = tokio::time::timeout(REGISTRATION, &mut registering).await;
-        let link = registered.ok().transpose()?;
         let object_store = Arc::clone(&ground.object_store);
         let options = store_options(process, &overrides, object_store, WRITES_NOTHING);
         let given_up = Arc::clone(&options.given_up);
         let store = StateStore::open(options).await?;
         let versions = Arc::new(VersionFollower::new(&store));
+        let mut registering = joining.register(stop.clone()).boxed();
+        let registered = tokio::time::timeout(REGISTRATION, &mut registering).await;
+        let link = registered.ok().transpose()?;
         let records = spawned(follow(Arc::clone(&log), Arc::clone(&meta)));
         let closing = spawned(close_idle(Arc::clone(&versions)));
         let reach = TableReach::new(Arc::clone(&log), Arc::clone(&lease), Arc::clone(&identity));
@@ -144,9 +158,16 @@ impl FrontendProcess {
             start_query_thread: if apart { lower_priority } else { || {} },
             ..frontend_config(process, shares)
         };
-        let frontend = Frontend::new(Arc::new(cluster), settings)?;
+        let frontend = match (Frontend::new(Arc::new(cluster), settings), &link) {
+            (Ok(frontend), _) => frontend,
+            (Err(error), None) => return Err(error.into()),
+            (Err(error), Some(link)) => {
+                link.leave().await;
+                return Err(error.into());
+            }
+        };
         let shutdown = CancellationToken::new();
-        let (stop, listener) = (shutdown.clone(), ground.listener);
+        let (end, listener) = (shutdown.clone(), ground.listener);
         let shared = Arc::clone(frontend.shared());
         let telling = spawned(tell_own_sessions(Arc::clone(&shared), meta));
         let following = [records, closing, reaching, telling];
@@ -163,15 +184,14 @@ impl FrontendProcess {
             given_up,
             usage,
             ending: ending.clone(),
+            stop: stop.clone(),
             own_secret,
             incarnation: incarnation.clone(),
             beat: Arc::clone(&beat),
         };
         let registering = match link {
             Some(link) => {
-                let incarnation = registration.begin(&link);
-                log.catch_up().await.map_err(SqlError::from)?;
-                registration.end(incarnation);
+                registration.complete(&link).await?;
                 None
             }
             None => {
@@ -180,7 +200,7 @@ impl FrontendProcess {
             }
         };
         let serving =
-            tokio::spawn(async move { frontend.serve(listener, Default::default(), stop).await });
+            tokio::spawn(async move { frontend.serve(listener, Default::default(), end).await });
         let metrics = metrics_of(&incarnation, lease, reach).with(
             "millrace_log_record",
             "gauge",
@@ -211,6 +231,7 @@ impl FrontendProcess {
             http,
             _following: following,
             registering,
+            stop,
             _console: console,
             _lock: ground.lock,
         })
@@ -226,8 +247,11 @@ impl FrontendProcess {
         if let Ok(Err(error)) = (&mut self.serving).await {
             warn!(%error, "the frontend ended with an error");
         }
-        // It registers no more.
-        drop(self.registering.take());
+        // It registers no more, or leaves.
+        self.stop.cancel();
+        if let Some(registering) = self.registering.take() {
+            let _ = tokio::time::timeout(LEAVING * 2, registering).await;
+        }
         let beat = self.beat.lock().take();
         if let Some(beat) = beat {
             beat.leave().await;
@@ -245,6 +269,8 @@ struct Registration {
     given_up: Arc<GivenUp>,
     usage: UsageSource,
     ending: Ending,
+    /// The process ends.
+    stop: CancellationToken,
     own_secret: OwnSecret,
     incarnation: Incarnation,
     beat: Arc<Mutex<Option<Beat>>>,
@@ -255,14 +281,38 @@ impl Registration {
     async fn run(self, registering: impl Future<Output = Result<Link, StartError>>) {
         let link = match registering.await {
             Ok(link) => link,
+            Err(StartError::Stopped) => return,
             Err(error) => return self.ending.end(error.to_string()),
         };
         let incarnation = self.begin(&link);
-        while let Err(error) = self.log.catch_up().await {
-            warn!(%error, "the log cannot be read, trying again");
-            tokio::time::sleep(PAUSE).await;
+        let catch_up = async {
+            while let Err(error) = self.log.catch_up().await {
+                warn!(%error, "the log cannot be read, trying again");
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        if self.stop.run_until_cancelled(catch_up).await.is_some() {
+            self.end(incarnation);
         }
-        self.end(incarnation);
+    }
+
+    /// The same of a process that has registered already. If it cannot read the log then, it leaves.
+    async fn complete(self, link: &Link) -> Result<(), StartError> {
+        let incarnation = self.begin(link);
+        let read = self.stop.run_until_cancelled(self.log.catch_up()).await;
+        let error = match read {
+            Some(Ok(_)) => {
+                self.end(incarnation);
+                return Ok(());
+            }
+            Some(Err(error)) => SqlError::from(error).into(),
+            None => StartError::Stopped,
+        };
+        let beat = self.beat.lock().take();
+        if let Some(beat) = beat {
+            beat.leave().await;
+        }
+        Err(error)
     }
 
     /// The leader hears of the process from now on. The incarnation that it has given.
@@ -298,7 +348,7 @@ fn metrics_of(incarnation: &Incarnation, lease: Arc<ReadLease>, reach: Arc<Table
             return reach.trouble();
         }
         let why = match lease.is_registered() {
-            false => "not registered yet: no meta process leads, or it cannot be reached",
+            false => NOT_REGISTERED,
             true => {
                 "registered, and the log has not been read since: the object store may not answer"
             }

@@ -9,9 +9,11 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::MetaControl;
 use millrace_rpc::log::{ProcessRole, RegisterProcess};
 use millrace_rpc::remote::{Admission, CallLimits, Identity, Peer, RemoteMeta};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
+use super::beat::{LEAVING, leave};
 use super::leader::{Found, LeaderSearch};
 use super::store::{shown, tell_store};
 use super::{Contact, refused};
@@ -42,15 +44,22 @@ pub struct Link {
 impl Link {
     /// Registers the process with the leader, for which it waits as long as it takes. It is one of `metas`, or one that
     /// they or the log name. Only meta processes of another protocol version are an error, and a leader that works on
-    /// another object store: where this one has no log, nothing is begun there.
+    /// another object store: where this one has no log, nothing is begun there. [`StartError::Stopped`] when `stop` is
+    /// cancelled meanwhile: the process is not registered then, as far as the leader can be told.
     pub async fn register(
         metas: &[String],
         role: ProcessRole,
         advertised: &Contact,
         log: &Arc<LogFollower>,
         env: &EnvHandle,
+        stop: &CancellationToken,
     ) -> Result<Link, StartError> {
-        Joining::new(metas, role, advertised, log, env)?.register().await
+        Joining::new(metas, role, advertised, log, env)?.register(stop.clone()).await
+    }
+
+    /// The process ends, and has not begun to beat: the leader need not wait until it is lost.
+    pub async fn leave(&self) {
+        leave(&self.meta, self.incarnation).await;
     }
 }
 
@@ -97,40 +106,17 @@ impl Joining {
     }
 
     /// As [`Link::register`].
-    pub async fn register(mut self) -> Result<Link, StartError> {
+    pub async fn register(mut self, stop: CancellationToken) -> Result<Link, StartError> {
         let mut attempts = 0;
         let (leader, incarnation, began) = loop {
             let began = self.env.since_boot();
-            match self.try_register().await {
+            let registered = self.try_register(&stop).await.ok_or(StartError::Stopped)?;
+            let error = match registered {
                 Ok((leader, incarnation)) => break (leader, incarnation, began),
-                Err(error @ CallError::Protocol { .. }) => return Err(refused(error)),
-                Err(error @ CallError::OtherStore { leads: true, .. }) => {
-                    match self.log.catch_up().await {
-                        // The log has begun since it was read, or was given its id.
-                        Ok(_) if tell_store(&self.log, &self.identity, &self.admission) => {}
-                        Ok(_) => return Err(refused(error)),
-                        Err(error) => {
-                            warn!(%error, "the log cannot be read, trying again");
-                            tokio::time::sleep(PAUSE).await;
-                        }
-                    }
-                }
-                Err(error) => {
-                    if attempts % TOLD_EVERY == 0 {
-                        let metas = &self.metas;
-                        warn!(%error, ?metas, "a leader cannot be reached, trying again");
-                    }
-                    attempts += 1;
-                    if self.identity.store().is_none() && self.log.catch_up().await.is_ok() {
-                        tell_store(&self.log, &self.identity, &self.admission);
-                    }
-                    if matches!(error, CallError::Sql(_)) {
-                        // An answer that came too late may have been followed by a fence, which holds for this number.
-                        self.process.nonce = self.env.random().max(1);
-                    }
-                    tokio::time::sleep(PAUSE).await;
-                }
-            }
+                Err(error) => error,
+            };
+            let pause = stop.run_until_cancelled(self.pause(error, &mut attempts)).await;
+            pause.ok_or(StartError::Stopped)??;
         };
         let Joining { identity, meta, lease, admission, search, env, .. } = self;
         admission.hear_leader();
@@ -143,18 +129,69 @@ impl Joining {
         Ok(Link { admission, meta, incarnation, env, lease, search })
     }
 
-    /// Once: who leads, and the incarnation that it has given.
-    async fn try_register(&self) -> Result<(Found, u64), CallError> {
-        let Some(leader) = self.search.look().await? else {
-            let (leader, term) = (self.admission.leader(), self.admission.term());
-            return Err(CallError::NotLeader { leader, term });
+    /// After an attempt that has failed; an error if another one is of no use.
+    async fn pause(&mut self, error: CallError, attempts: &mut u32) -> Result<(), StartError> {
+        match error {
+            CallError::Protocol { .. } => return Err(refused(error)),
+            CallError::OtherStore { leads: true, .. } => {
+                match self.log.catch_up().await {
+                    // The log has begun since it was read, or was given its id.
+                    Ok(_) if tell_store(&self.log, &self.identity, &self.admission) => {}
+                    Ok(_) => return Err(refused(error)),
+                    Err(error) => {
+                        warn!(%error, "the log cannot be read, trying again");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+                return Ok(());
+            }
+            _ => {}
+        }
+        if *attempts % TOLD_EVERY == 0 {
+            let metas = &self.metas;
+            warn!(%error, ?metas, "a leader cannot be reached, trying again");
+        }
+        *attempts += 1;
+        if self.identity.store().is_none() && self.log.catch_up().await.is_ok() {
+            tell_store(&self.log, &self.identity, &self.admission);
+        }
+        if matches!(error, CallError::Sql(_)) {
+            // An answer that came too late may have been followed by a fence, which holds for this number.
+            self.process.nonce = self.env.random().max(1);
+        }
+        tokio::time::sleep(PAUSE).await;
+        Ok(())
+    }
+
+    /// Once: who leads, and the incarnation that it has given. `None`: `stop` was cancelled before.
+    async fn try_register(
+        &self,
+        stop: &CancellationToken,
+    ) -> Option<Result<(Found, u64), CallError>> {
+        let leader = match stop.run_until_cancelled(self.search.look()).await? {
+            Ok(Some(leader)) => leader,
+            Ok(None) => {
+                let (leader, term) = (self.admission.leader(), self.admission.term());
+                return Some(Err(CallError::NotLeader { leader, term }));
+            }
+            Err(error) => return Some(Err(error)),
         };
-        let registered = self.meta.register_process(self.process.clone());
-        match tokio::time::timeout(REGISTER, registered).await {
-            Ok(registered) => Ok((leader, registered?)),
-            Err(_) => {
+        let mut registered = self.meta.register_process(self.process.clone());
+        let in_time = tokio::time::timeout(REGISTER, &mut registered);
+        let ended = stop.run_until_cancelled(in_time).await;
+        match ended {
+            Some(Ok(registered)) => Some(registered.map(|incarnation| (leader, incarnation))),
+            Some(Err(_)) => {
                 let cause = format!("not registered within {} ms", REGISTER.as_millis());
-                Err(CallError::Unreachable { peer: leader.address, cause })
+                Some(Err(CallError::Unreachable { peer: leader.address, cause }))
+            }
+            None => {
+                // The leader may have it in the log already, or be about to.
+                if let Ok(Ok(incarnation)) = tokio::time::timeout(LEAVING, registered).await {
+                    self.identity.set_incarnation(incarnation);
+                    leave(&self.meta, incarnation).await;
+                }
+                None
             }
         }
     }
@@ -164,6 +201,7 @@ impl Joining {
 mod tests {
     use millrace_meta::{Meta, MetaOptions};
     use millrace_rpc::remote::{LeaderSlot, Server};
+    use millrace_storage::sim::{Faults, Profile, RequestKind, SimStore};
     use object_store::ObjectStore;
     use object_store::memory::InMemory;
     use tokio::net::TcpListener;
@@ -174,10 +212,9 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    #[tokio::test]
-    async fn a_stranger_that_does_not_lead_keeps_no_process_from_registering() {
-        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let options = MetaOptions { alone: false, ..MetaOptions::new(Arc::clone(&store)) };
+    /// A meta process that is about to lead.
+    async fn candidate(store: &Arc<dyn ObjectStore>) -> (Arc<Meta>, Arc<Admission>) {
+        let options = MetaOptions { alone: false, ..MetaOptions::new(Arc::clone(store)) };
         let meta = Meta::open(options).await.unwrap();
         let admission = Arc::<Admission>::default();
         let connect = Peers {
@@ -186,24 +223,80 @@ mod tests {
             fenced: Arc::default(),
         };
         meta.start_cluster(Arc::new(connect)).await.unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let metas = [stranger(false).await, listener.local_addr().unwrap().to_string()];
-        let env = EnvHandle::default();
-        let log = Arc::new(LogFollower::open(store, env.clone()).await.unwrap());
-        let contact = Contact { address: String::new(), tls: None };
-        let role = ProcessRole::Frontend;
-        let mut registering = std::pin::pin!(Link::register(&metas, role, &contact, &log, &env));
-        let early = tokio::time::timeout(PAUSE * 4, &mut registering).await;
-        assert!(early.is_err(), "it goes on to look for a leader");
+        (meta, admission)
+    }
 
+    /// It leads, and listens.
+    fn lead(meta: &Arc<Meta>, admission: Arc<Admission>, listener: TcpListener) {
         admission.set_store(meta.store_id().unwrap());
         admission.set_incarnation(meta.incarnation());
         admission.lead(meta.term());
         let slot = Arc::<LeaderSlot>::default();
-        assert!(slot.set(Arc::clone(&meta) as Arc<dyn MetaControl>).is_ok());
+        assert!(slot.set(Arc::clone(meta) as Arc<dyn MetaControl>).is_ok());
         tokio::spawn(Server::new(admission).leader(slot).serve(listener));
+    }
+
+    #[tokio::test]
+    async fn a_stranger_that_does_not_lead_keeps_no_process_from_registering() {
+        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let (meta, admission) = candidate(&store).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metas = [stranger(false).await, listener.local_addr().unwrap().to_string()];
+        let (env, stop) = (EnvHandle::default(), CancellationToken::new());
+        let log = Arc::new(LogFollower::open(store, env.clone()).await.unwrap());
+        let contact = Contact { address: String::new(), tls: None };
+        let role = ProcessRole::Frontend;
+        let registering = Link::register(&metas, role, &contact, &log, &env, &stop);
+        let mut registering = std::pin::pin!(registering);
+        let early = tokio::time::timeout(PAUSE * 4, &mut registering).await;
+        assert!(early.is_err(), "it goes on to look for a leader");
+
+        lead(&meta, admission, listener);
         let link = tokio::time::timeout(LIMIT, registering).await.unwrap().unwrap();
         assert!(meta.read_state(|state| state.processes.is_live(link.incarnation)));
+        link.leave().await;
+        assert!(!meta.read_state(|state| state.processes.is_live(link.incarnation)));
+    }
+
+    #[tokio::test]
+    async fn who_is_stopped_while_it_registers_leaves() {
+        let sim = SimStore::in_memory(Profile::INSTANT, 1);
+        let store: Arc<dyn ObjectStore> = Arc::new(sim.clone());
+        let (meta, admission) = candidate(&store).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metas = [listener.local_addr().unwrap().to_string()];
+        lead(&meta, admission, listener);
+        let (env, stop) = (EnvHandle::default(), CancellationToken::new());
+        let log = Arc::new(LogFollower::open(store, env.clone()).await.unwrap());
+
+        // The leader waits for the record.
+        sim.set_faults(Faults { hang: 1.0, only: Some(RequestKind::Put), ..Faults::default() });
+        let stopped = stop.clone();
+        let registering = tokio::spawn(async move {
+            let contact = Contact { address: "127.0.0.1:1".to_owned(), tls: None };
+            let role = ProcessRole::Compute;
+            Link::register(&metas, role, &contact, &log, &env, &stopped).await.map(drop)
+        });
+        let ended = async {
+            while sim.stats().faults == 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            stop.cancel();
+            sim.set_faults(Faults::default());
+            while !registering.is_finished() {
+                sim.answer_hung();
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            registering.await.unwrap()
+        };
+        let ended = tokio::time::timeout(LIMIT, ended).await.unwrap();
+        assert!(matches!(ended, Err(StartError::Stopped)), "{ended:?}");
+        let (last, live) = meta.read_state(|state| {
+            let live: Vec<u64> = state.processes.live().keys().copied().collect();
+            (state.processes.last(), live)
+        });
+        assert!(last > meta.incarnation(), "it was in the log");
+        assert_eq!(live, [meta.incarnation()]);
     }
 
     /// A process learns of fences by the log alone.

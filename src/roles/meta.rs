@@ -21,6 +21,7 @@ use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server
 use millrace_storage::object::Metered;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
 
@@ -62,6 +63,17 @@ pub struct MetaProcess {
 }
 
 impl MetaProcess {
+    /// As [`MetaProcess::start`]; [`StartError::Stopped`] when `stop` is cancelled meanwhile.
+    pub async fn start_until(
+        config: RoleConfig,
+        overrides: Overrides,
+        stop: &CancellationToken,
+    ) -> Result<MetaProcess, StartError> {
+        let started = stop.run_until_cancelled(MetaProcess::start(config, overrides)).await;
+        started.unwrap_or(Err(StartError::Stopped))
+    }
+
+    /// Leads, or stands by.
     pub async fn start(
         config: RoleConfig,
         overrides: Overrides,
@@ -90,7 +102,8 @@ impl MetaProcess {
             ending: Ending::default(),
             began,
         });
-        let port = MetricsPort::open(&seat.config.process, seat.metrics(requests)).await?;
+        let port = MetricsPort::open(&seat.config.process).await?;
+        port.show(seat.metrics(requests));
         let own = seat.own_leadership().await;
         let standby = seat.standby(&own).await?;
         // Those of another protocol version find nobody here before it is clear that this process goes on.

@@ -1,11 +1,12 @@
 //! The HTTP port of a process of a cluster: `/health`, and `/metrics` for Prometheus.
 
 use std::fmt::Write;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
 use axum::routing::get;
 use millrace_rpc::remote::write_call_metrics;
 use millrace_storage::StateStore;
@@ -18,6 +19,9 @@ use crate::http::{self, Limits};
 use crate::listen::bind_http;
 use crate::standalone::StartError;
 
+/// Why a process is not well that no leader has registered yet.
+pub const NOT_REGISTERED: &str =
+    "not registered yet: no meta process leads, or it cannot be reached";
 /// Connections of the port at a time.
 const CONNECTIONS: usize = 32;
 /// How long a request may take to arrive, at most.
@@ -136,26 +140,47 @@ impl Metrics {
     }
 }
 
-/// Serves until it is dropped.
-pub struct MetricsPort(#[allow(dead_code, reason = "ends with it")] DropGuard);
+/// The port. Serves until it is dropped.
+pub struct MetricsPort {
+    shown: Arc<OnceLock<Metrics>>,
+    _stop: DropGuard,
+}
 
 impl MetricsPort {
-    pub async fn open(config: &Config, metrics: Metrics) -> Result<MetricsPort, StartError> {
+    /// Listens. An error if it cannot, and was asked to. Before there is something to be shown, the port answers that the
+    /// process has not registered yet.
+    pub async fn open(config: &Config) -> Result<MetricsPort, StartError> {
         let stop = CancellationToken::new();
-        let port = MetricsPort(stop.clone().drop_guard());
+        let shown = Arc::<OnceLock<Metrics>>::default();
+        let port = MetricsPort { shown: Arc::clone(&shown), _stop: stop.clone().drop_guard() };
         let Some(listener) = bind_http(&config.http).await? else { return Ok(port) };
         let content = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-        let (health, metrics) = (Arc::clone(&metrics.health), Arc::new(metrics));
+        let of_health = Arc::clone(&shown);
+        let health = move || {
+            let not_yet = || Some(NOT_REGISTERED.to_owned());
+            let why = of_health.get().map_or_else(not_yet, Metrics::health);
+            async move { http::describe_health(why) }
+        };
         let show = move || {
-            let metrics = Arc::clone(&metrics);
-            async move { (content, metrics.text()) }
+            let shown = Arc::clone(&shown);
+            async move {
+                match shown.get() {
+                    Some(metrics) => (content, metrics.text()).into_response(),
+                    None => http::describe_health(Some(NOT_REGISTERED.to_owned())),
+                }
+            }
         };
         let router = Router::new()
-            .route("/health", get(move || async move { http::describe_health(health()) }))
+            .route("/health", get(health))
             .route("/metrics", get(show))
             .fallback(|| async { (StatusCode::NOT_FOUND, "not found\n") });
         let limits = Limits { connections: CONNECTIONS, patience: PATIENCE };
         tokio::spawn(http::serve_router(listener, router, limits, stop));
         Ok(port)
+    }
+
+    /// From now on it shows these. Called once.
+    pub fn show(&self, metrics: Metrics) {
+        let _ = self.shown.set(metrics);
     }
 }

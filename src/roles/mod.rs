@@ -21,6 +21,7 @@ mod metrics;
 mod options;
 mod peers;
 mod reach;
+mod registered;
 pub(crate) mod reports;
 mod results;
 mod standby;

@@ -52,6 +52,9 @@ pub enum StartError {
     Threads(std::io::Error),
     #[error("cannot start the frontend: {0}")]
     Frontend(#[from] FrontendError),
+    /// It was told to end before it had started.
+    #[error("stopped while it started")]
+    Stopped,
 }
 
 pub(crate) fn described(error: &SqlError) -> String {
