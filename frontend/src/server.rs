@@ -1,6 +1,7 @@
 //! Accepts connections and routes cancel requests.
 
 use std::collections::{HashMap, VecDeque};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -22,6 +23,11 @@ use crate::other_frontends::process_id;
 use crate::other_sessions::OtherSessions;
 use crate::query::QueryEngine;
 use crate::secrets;
+
+/// How long statements may go on when the server ends.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long clients are then told for why theirs were cut off.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
@@ -315,6 +321,11 @@ impl Shared {
         true
     }
 
+    /// The statements of all sessions end.
+    fn cancel_all(&self) {
+        self.connections.lock().values().for_each(|c| c.cancel.cancel());
+    }
+
     /// The sessions of this frontend, by process id.
     pub fn activity(&self) -> Vec<Activity> {
         let mut all: Vec<_> =
@@ -362,7 +373,8 @@ impl Frontend {
         &self.shared
     }
 
-    /// Serves connections until `shutdown`, those first that wait; sessions then end with 57P01.
+    /// Serves connections until `shutdown`, those first that wait; sessions then end with 57P01, each when its statement has
+    /// ended. Statements that have not ended within 2 s are cancelled.
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -385,8 +397,11 @@ impl Frontend {
             tasks.spawn(connection::run(shared, socket, address, pending_connection, stop));
         }
         sessions.cancel();
-        let drain = async { while tasks.join_next().await.is_some() {} };
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), drain).await;
+        let mut drain = pin!(async { while tasks.join_next().await.is_some() {} });
+        if tokio::time::timeout(PATIENCE, &mut drain).await.is_err() {
+            self.shared.cancel_all();
+            let _ = tokio::time::timeout(LAST_WORDS, drain).await;
+        }
         Ok(())
     }
 }
