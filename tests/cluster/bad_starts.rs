@@ -1,7 +1,7 @@
 //! Processes of a cluster that cannot start say why, at once, and end: what they were told is wrong, or the object store
 //! cannot be used.
 
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, TcpListener, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::channel;
@@ -11,7 +11,8 @@ use millrace_s3::{Options, Server};
 use tokio_postgres::NoTls;
 
 use crate::ctl::json;
-use crate::process::{Process, free_address, send_signal};
+use crate::process::{Cluster, Process, free_address, send_signal};
+use crate::{execute, jobs, one};
 
 /// How long a cold binary on a busy machine may take to say what is wrong. Nothing waits for so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -235,7 +236,7 @@ fn no_role_takes_insecure_calls_of_other_hosts_by_default() {
 }
 
 /// Returns when the process has written this to its log.
-fn await_log(process: &Process, text: &str) {
+pub fn await_log(process: &Process, text: &str) {
     let deadline = Instant::now() + LIMIT;
     while !process.log().contains(text) {
         assert!(Instant::now() < deadline, "{text} is not in:\n{}", process.log());
@@ -358,4 +359,50 @@ async fn a_frontend_that_others_reach_asks_for_passwords_unless_it_trusts() {
         "MILLRACE_ROOT_PASSWORD, or root-password of the config file, has no meaning here";
     assert!(asking.log().contains(unheeded), "{}", asking.log());
     assert!(!meta.log().contains(unheeded), "{}", meta.log());
+}
+
+/// Where each job is, and its generation.
+async fn placed(client: &tokio_postgres::Client) -> Vec<(String, i64, i64)> {
+    let jobs = jobs(client).await;
+    jobs.into_iter().map(|(name, job)| (name, job.worker, job.generation)).collect()
+}
+
+/// It would be given some of the jobs, and lose them again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_port_is_taken_does_not_register() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start_with(dir.path(), &["meta", "compute", "frontend1"]).await;
+    let client = cluster.connect("frontend1").await;
+    execute(&client, "CREATE TABLE t (id bigint PRIMARY KEY, v bigint)").await;
+    for name in ["a", "b", "c"] {
+        let view = format!("CREATE MATERIALIZED VIEW {name} AS SELECT sum(v)::bigint AS s FROM t");
+        execute(&client, &view).await;
+    }
+    let before = placed(&client).await;
+    assert!(before.len() == 4 && before.iter().all(|(_, worker, _)| *worker > 0), "{before:?}");
+    let registered = cluster.process("meta").log().matches("process is there").count();
+    assert!(registered >= 2, "{}", cluster.process("meta").log());
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = (taken.local_addr().unwrap().to_string(), taken);
+    for role in ["compute", "compactor"] {
+        // As often as whoever supervises it would start it.
+        for attempt in 0..2 {
+            let mut command = cluster.program();
+            command
+                .args([role, "--listen", "127.0.0.1:0", "--http", &taken.0])
+                .args(["--object-store", &Cluster::store("millrace")])
+                .args(["--meta", &cluster.address("meta"), "--memory-limit=128MB"])
+                .arg("--data-dir")
+                .arg(dir.path().join(format!("failing-{role}")));
+            let said = Failing::begin(format!("{role}, attempt {attempt}"), command).said();
+            let error = format!("cannot listen on {}", taken.0);
+            assert!(said.contains(&error) && said.contains("--http"), "{role}: {said}");
+        }
+    }
+    assert_eq!(placed(&client).await, before);
+    let log = cluster.process("meta").log();
+    assert_eq!(log.matches("process is there").count(), registered, "{log}");
+    execute(&client, "INSERT INTO t VALUES (1, 10), (2, 20)").await;
+    assert_eq!(one::<i64>(&client, "SELECT s FROM a").await, 30);
 }

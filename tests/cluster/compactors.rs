@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio_postgres::Client;
 
 use crate::one;
-use crate::process::Cluster;
+use crate::process::{Cluster, stop};
 use crate::sessions::{LIMIT, await_true};
 
 const NAMES: [&str; 5] = ["meta", "compute", "compactor1", "compactor2", "frontend1"];
@@ -80,5 +80,80 @@ async fn a_task_of_a_stopped_compactor_is_given_to_the_other() {
     let none = "SELECT (count(*) = 0)::int::bigint FROM millrace_catalog.compactions WHERE state = 'running'";
     await_true(&client, none).await;
     assert_eq!(one::<i64>(&client, "SELECT count(*) FROM t").await, rows);
+    assert_eq!(one::<i64>(&client, "SELECT count(DISTINCT id) FROM t").await, rows);
+}
+
+/// How long it is stopped until it has a task, at most. Not so long that it is taken for lost.
+const GIVEN: Duration = Duration::from_secs(2);
+/// Less than half of a lease.
+const GIVEN_BACK: Duration = Duration::from_secs(25);
+
+/// Whether the leader has fenced a process of which it had heard nothing.
+fn was_lost(leader: &str, process: i64) -> bool {
+    let of_it = format!("[{process}]");
+    leader.lines().any(|line| line.contains("for too long") && line.contains(&of_it))
+}
+
+/// SIGTERM while it has a task.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compactor_that_ends_leaves_and_its_task_is_another_one_s() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::start_with(dir.path(), &NAMES).await;
+    let client = cluster.connect("frontend1").await;
+    client.batch_execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)").await.unwrap();
+    let mut writer = Writer { client, rows: 0 };
+    let ids: Vec<i64> = one(&writer.client, COMPACTORS).await;
+    let (mut ending, other) = (ids[0], ids[1]);
+    let deadline = Instant::now() + LIMIT * 2;
+    let ended = loop {
+        assert!(Instant::now() < deadline, "it has never had a task");
+        stop(cluster.process("compactor1").id());
+        let running = format!(
+            "SELECT count(*) FROM millrace_catalog.compactions \
+             WHERE state = 'running' AND worker = {ending}"
+        );
+        let (stopped, mut has_task) = (Instant::now(), false);
+        while !has_task && stopped.elapsed() < GIVEN {
+            writer.write().await;
+            has_task = one::<i64>(&writer.client, &running).await > 0;
+        }
+        let process = cluster.process("compactor1");
+        process.signal("TERM");
+        process.signal("CONT");
+        process.await_end(LIMIT);
+        let ended = Instant::now();
+        let leader = cluster.process("meta").log();
+        if has_task && !was_lost(&leader, ending) {
+            break ended;
+        }
+        cluster.begin("compactor1");
+        let newer = format!(
+            "SELECT count(*) FROM millrace_catalog.processes \
+             WHERE roles = ARRAY['compactor'] AND incarnation > {}",
+            ending.max(other)
+        );
+        await_true(&writer.client, &newer).await;
+        let newest = "SELECT max(incarnation)::bigint FROM millrace_catalog.processes \
+                      WHERE roles = ARRAY['compactor']";
+        ending = one(&writer.client, newest).await;
+    };
+    let log = cluster.process("compactor1").log();
+    assert!(log.contains("stopping") && !log.contains("this one ends"), "{log}");
+    let running = "compactions WHERE state = 'running' AND worker";
+    for what in [running, "processes WHERE incarnation"] {
+        let none =
+            format!("SELECT (count(*) = 0)::int::bigint FROM millrace_catalog.{what} = {ending}");
+        await_true(&writer.client, &none).await;
+    }
+    assert!(ended.elapsed() < GIVEN_BACK, "{:?}", ended.elapsed());
+    assert!(!was_lost(&cluster.process("meta").log(), ending), "it has left by itself");
+
+    let before = cluster.objects_of(other as u64);
+    let deadline = Instant::now() + LIMIT;
+    while cluster.objects_of(other as u64) == before {
+        assert!(Instant::now() < deadline, "{}", cluster.process("compactor2").log());
+        writer.write().await;
+    }
+    let Writer { client, rows } = writer;
     assert_eq!(one::<i64>(&client, "SELECT count(DISTINCT id) FROM t").await, rows);
 }

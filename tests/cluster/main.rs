@@ -31,6 +31,7 @@ mod takeover;
 mod tls;
 mod transfers;
 mod unregistered;
+mod versions;
 mod without_store;
 mod workloads;
 mod writers;

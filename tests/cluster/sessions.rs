@@ -254,6 +254,45 @@ async fn who_wakes_up_when_others_have_its_advisory_locks_writes_nothing() {
     assert_eq!(made, 0);
 }
 
+/// SIGTERM: whoever is connected is told, and the leader.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frontend_that_ends_tells_its_sessions_and_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["meta", "compute", "frontend1", "frontend2"];
+    let mut cluster = Cluster::start_with(dir.path(), &names).await;
+    let observer = cluster.connect("frontend2").await;
+    let address = cluster.address("frontend1");
+    let own = format!("FROM millrace_catalog.processes WHERE address = '{address}'");
+    await_true(&observer, &format!("SELECT count(*) {own}")).await;
+    let incarnation: i64 = one(&observer, &format!("SELECT incarnation::bigint {own}")).await;
+
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let config = format!("host={host} port={port} user=root dbname=dev connect_timeout=10");
+    let (resting, connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
+    let resting_ends = tokio::spawn(connection);
+    assert!(one::<bool>(&resting, "SELECT pg_try_advisory_lock(7)").await);
+    let busy = cluster.connect("frontend1").await;
+    let pid: i32 = one(&busy, "SELECT pg_backend_pid()").await;
+    let (busy_ends, ()) = tokio::join!(busy.simple_query("SELECT pg_sleep(600)"), async {
+        await_active(&observer, pid).await;
+        cluster.process("frontend1").signal("TERM");
+    });
+    assert_eq!(code(&busy_ends.expect_err("it never ends by itself")), "57P01");
+    let told = tokio::time::timeout(LIMIT, resting_ends).await.unwrap().unwrap();
+    assert_eq!(code(&told.expect_err("the server ends it")), "57P01");
+    cluster.process("frontend1").await_end(LIMIT);
+
+    await_true(&observer, &format!("SELECT (count(*) = 0)::int::bigint {own}")).await;
+    let deadline = Instant::now() + LIMIT;
+    while !one::<bool>(&observer, "SELECT pg_try_advisory_lock(7)").await {
+        assert!(Instant::now() < deadline, "a lock of one of its sessions is still held");
+    }
+    let log = cluster.process("meta").log();
+    let of_it = format!("[{incarnation}]");
+    let was_lost = |line: &&str| line.contains("for too long") && line.contains(&of_it);
+    assert_eq!(log.lines().find(was_lost), None, "it has left by itself");
+}
+
 /// Runs statements until one fails, and returns the code of the error.
 async fn await_error(client: &Client, sql: &str) -> String {
     let deadline = Instant::now() + LIMIT;

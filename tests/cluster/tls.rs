@@ -88,6 +88,12 @@ async fn processes_without_a_certificate_of_the_ca_take_no_part() {
         until("its refusal", &meta, |log| log.matches("was refused").count() > refused);
         assert!(!other.is_ready() && !other.log().contains("registered"), "{}", other.log());
     }
+    // The leader is there, though it does not talk with them.
+    for (name, files) in [("plain", None), ("stranger", Some(("stranger", "other-ca.pem")))] {
+        let standby = begin(&format!("{name}-meta"), "meta", "127.0.0.1:0", files);
+        until("why it does not lead", &standby, |log| log.contains("does not claim the lead"));
+        assert!(!standby.log().contains("claims the lead"), "{}", standby.log());
+    }
     let sum: i64 = client.query_one("SELECT s FROM v", &[]).await.unwrap().get(0);
     assert_eq!(sum, 3);
 }
