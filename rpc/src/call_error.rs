@@ -14,7 +14,9 @@ use crate::proto::{self, refusal::Reason};
 use crate::store_id::{StoreId, bytes_of};
 
 /// Version of the services and their messages, those of the log included: a record is sent as a message, and who would
-/// drop a field of it does not get the record's checksum. Processes of different versions refuse each other.
+/// drop a field of it does not get the record's checksum. It rises with the log's format
+/// ([`FORMAT_VERSION`](crate::log::FORMAT_VERSION)), too: what one process writes, others of its version read. Processes of
+/// different versions refuse each other.
 pub const PROTOCOL_VERSION: u32 = 8;
 /// The build of this process, for people.
 pub const BUILD: &str = env!("CARGO_PKG_VERSION");
