@@ -66,7 +66,7 @@ pub const CLUSTER_BUGS: &[(&str, &str)] = &[
     ("late-commit-taken", "the commit of a generation that is over is taken"),
     ("object-collected-early", "an object is collected that not all processes have dropped"),
     ("two-owners", "a job that is placed elsewhere keeps its generation"),
-    ("acknowledged-unsettled", "a commit found in the log is acknowledged at once"),
+    ("acknowledged-unsettled", "a commit is acknowledged that its leader does not know of"),
     ("stale-lead-read", "a leader answers reads without a proof that it leads"),
     (
         "sequence-of-writer",

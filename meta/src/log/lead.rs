@@ -319,7 +319,12 @@ impl Lead {
         if !self.is_silent() {
             let began = self.env.since_boot();
             let number = self.state.read().number + 1;
-            match self.next(number).await? {
+            let next = match self.next(number).await? {
+                // Planted: as if nobody else could read the log.
+                Next::Ours if is_planted("acknowledged-unsettled") => Next::Free,
+                next => next,
+            };
+            match next {
                 Next::Free => {
                     self.proven(began);
                     return Ok(());

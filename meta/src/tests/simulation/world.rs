@@ -390,14 +390,16 @@ impl Climate {
                 (self.harm[4], self.pause, self.append) = (30, 800, 900);
             }
             Some("stale-lead-read") => {
-                self.harm = [0, 0, 0, 0, 1, 0, 20];
-                (self.pause, self.lost, self.claims, self.think) = (3_000, 0, 0, 300);
+                self.harm = [0, 0, 0, 0, 0, 0, 20];
+                (self.pause, self.lost, self.claims) = (3_000, 0, 0);
+                (self.think, self.append, self.failed) = (60, 60, 0);
                 // The next leader is to lead as long as the one before hears nothing of it.
                 self.penalties = false;
             }
             Some("acknowledged-unsettled") => {
-                self.harm = [0, 0, 20, 0, 0, 0, 1];
-                (self.pause, self.lost, self.claims, self.think) = (1_500, 120, 0, 300);
+                self.harm = [0, 0, 10, 0, 0, 0, 10];
+                (self.pause, self.lost, self.claims) = (1_500, 0, 0);
+                (self.think, self.append, self.failed) = (60, 300, 0);
             }
             _ => {}
         }
