@@ -247,6 +247,12 @@ impl Seat {
         self.admission.follow("");
         self.admission.raise_term(meta.term());
         self.admission.set_incarnation(meta.incarnation());
+        // Those that leaders before it have fenced need not know yet, and locks of theirs may be others' by now.
+        let log = Arc::downgrade(&meta);
+        self.admission.follow_fences(move |incarnation| {
+            let has = |meta: Arc<Meta>| meta.read_state(|s| s.processes.is_fenced(incarnation));
+            incarnation != 0 && log.upgrade().is_some_and(has)
+        });
         let identity = Identity::new(meta.term(), meta.incarnation());
         let identity = Arc::new(identity.with_tls(self.advertised.tls.clone()));
         if let Some(store) = meta.store_id() {
@@ -457,9 +463,11 @@ fn write_behind(meta: &Meta, text: &mut String) {
 
 #[cfg(test)]
 mod tests {
-    use millrace_rpc::call_error::PROTOCOL_VERSION;
-    use millrace_rpc::log::RegisterProcess;
-    use millrace_rpc::remote::{CallLimits, Handshake, Peer};
+    use millrace_rpc::call_error::{CallError, PROTOCOL_VERSION};
+    use millrace_rpc::control::{DefineAnswer, DefineRequest, Definition, Heartbeat};
+    use millrace_rpc::log::{CreateSchema, RegisterProcess};
+    use millrace_rpc::remote::{CallLimits, Handshake, Peer, RemoteMeta};
+    use millrace_rpc::version::StatementId;
     use millrace_storage::sim::{Faults, Profile, SimStore};
     use tokio::net::TcpListener;
 
@@ -545,6 +553,61 @@ mod tests {
         let waits = says(|said| said.log_wait > Duration::from_secs(1));
         let said = tokio::time::timeout(LIMIT, waits).await.unwrap();
         assert!(said.incarnation != 0 && !said.leads, "{said:?}");
+    }
+
+    /// Has a schema made by whoever leads at this address, as the process of this incarnation.
+    async fn define_as(incarnation: u64, leader: SocketAddr) -> Result<DefineAnswer, CallError> {
+        let identity = Identity::follower();
+        identity.set_incarnation(incarnation);
+        let limits = CallLimits { patience: LIMIT, ..CallLimits::default() };
+        let peer = Peer::new(&leader.to_string(), Arc::new(identity), limits)?;
+        let id = Some(StatementId { frontend: 1, number: incarnation });
+        let name = format!("s{incarnation}");
+        let change = Some(Definition::CreateSchema(CreateSchema { name }));
+        RemoteMeta::new(peer).define(DefineRequest { id, since: 0, change }).await
+    }
+
+    /// A frontend that has stood still goes over to the next leader with its first call.
+    #[tokio::test]
+    async fn who_was_fenced_by_a_leader_before_makes_no_definitions() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn ObjectStore> = Arc::new(SimStore::in_memory(Profile::INSTANT, 1));
+        let options = MetaOptions {
+            alone: false,
+            roles: vec![ProcessRole::Meta],
+            ..MetaOptions::new(Arc::clone(&store))
+        };
+        let before = Meta::open(options).await.unwrap();
+        let connect =
+            Peers { identity: Arc::default(), admission: Arc::default(), fenced: Arc::default() };
+        before.start_cluster(Arc::new(connect)).await.unwrap();
+        let register = async |nonce: u64| {
+            let (roles, address) =
+                (vec![ProcessRole::Frontend as i32], format!("127.0.0.1:{nonce}"));
+            before.register_process(RegisterProcess { nonce, roles, address }).await.unwrap()
+        };
+        let (fenced, live) = (register(1).await, register(2).await);
+        let leaves = Heartbeat { incarnation: fenced, leaving: true, ..Heartbeat::default() };
+        before.beat(leaves).await.unwrap();
+        before.resign().await.unwrap();
+        drop(before);
+
+        let config = RoleConfig {
+            role: Role::Meta,
+            process: Config::embedded(dir.path()),
+            metas: Vec::new(),
+            insecure_rpc: false,
+            rpc_tls: None,
+            auth: Auth::default(),
+        };
+        let overrides = Overrides { object_store: Some(store), ..Overrides::default() };
+        let started = tokio::time::timeout(LIMIT, MetaProcess::start(config, overrides)).await;
+        let next = started.unwrap().unwrap();
+        let made = define_as(live, next.address).await;
+        assert!(made.is_ok(), "{made:?}");
+        let refused = define_as(fenced, next.address).await;
+        assert!(matches!(refused, Err(CallError::Fenced { .. })), "{refused:?}");
+        next.shutdown().await;
     }
 
     /// Whether a leader need not wait for the lease of the one before, which has answered it. `has_led`: that one had said
