@@ -58,7 +58,8 @@ pub trait Connect: Send + Sync {
         address: &str,
         incarnation: u64,
     ) -> Result<Arc<dyn CompactorService>, SqlError>;
-    /// The process is fenced: its calls are refused from now on, and its definitions under way end.
+    /// The process is fenced: its calls are refused from now on, and its definitions under way end. No step of one is being
+    /// done when this returns.
     fn fenced(&self, incarnation: u64);
 }
 

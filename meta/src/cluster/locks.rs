@@ -9,8 +9,8 @@
 //! nothing, and begins with all records. So nobody waits longer than for a commit of each table, or for a lost process
 //! until that is fenced, too.
 //!
-//! What a session defines is refused from the fence on, and ends where it was waiting (`Connect::fenced`). What had come
-//! into the queue of the log's writer by then is in the log when an entry behind it is.
+//! What a session defines is refused from the fence on, and ends where it was waiting (`Connect::fenced`): nothing of it
+//! comes into the queue of the log's writer after that. What is there by then is in the log when an entry behind it is.
 
 use std::sync::Arc;
 use std::time::Duration;

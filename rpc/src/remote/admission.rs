@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::future::poll_fn;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -219,8 +221,31 @@ impl Admission {
         self.one_fenced.notify_waiters();
     }
 
+    /// Does the work of a call of that process, and no more of it once this one has been told to refuse the calls of that
+    /// one: then `None`. When [`Admission::fence`] has returned, no step of it is under way.
+    pub(super) async fn until_fenced<T>(
+        &self,
+        incarnation: u64,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut work = std::pin::pin!(work);
+        let steps = poll_fn(|context| {
+            // Locked: who fences that process waits for the end of the step.
+            let fenced = self.fenced.read();
+            match fenced.contains(&incarnation) {
+                true => Poll::Ready(None),
+                false => work.as_mut().poll(context).map(Some),
+            }
+        });
+        tokio::select! {
+            biased;
+            () = self.fenced(incarnation) => None,
+            done = steps => done,
+        }
+    }
+
     /// Completes when this process has been told to refuse the calls of that one.
-    pub(super) async fn fenced(&self, incarnation: u64) {
+    async fn fenced(&self, incarnation: u64) {
         loop {
             let mut more = std::pin::pin!(self.one_fenced.notified());
             // From here on none is missed.
@@ -353,7 +378,39 @@ fn number(metadata: &MetadataMap, name: &'static str) -> Result<u64, CallError> 
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use futures::FutureExt;
+
     use super::*;
+
+    /// What it puts into a queue is there before anything that follows from the fence.
+    #[test]
+    fn no_step_of_a_call_is_under_way_when_its_caller_has_been_fenced() {
+        let (admission, has_ended, begun) =
+            (Admission::default(), AtomicBool::new(false), Barrier::new(2));
+        let step = poll_fn(|_| {
+            begun.wait();
+            (0..1_000).for_each(|_| thread::yield_now());
+            has_ended.store(true, Ordering::SeqCst);
+            Poll::<()>::Pending
+        });
+        let had_ended = thread::scope(|scope| {
+            let fencing = scope.spawn(|| {
+                begun.wait();
+                admission.fence(20);
+                has_ended.load(Ordering::SeqCst)
+            });
+            assert_eq!(admission.until_fenced(20, step).now_or_never(), None);
+            fencing.join().unwrap()
+        });
+        assert!(had_ended);
+        assert_eq!(admission.until_fenced(20, ready(())).now_or_never(), Some(None));
+        assert_eq!(admission.until_fenced(21, ready(())).now_or_never(), Some(Some(())));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn refused_calls_of_a_store_are_told_of_once_a_minute() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use tonic::{Request, Response, Status};
 
 use super::admission::Admission;
@@ -75,6 +75,13 @@ impl Served {
 
 fn empty(done: Result<(), CallError>) -> Result<Response<Empty>, Status> {
     done.map(|()| Response::new(Empty {})).map_err(CallError::into_status)
+}
+
+/// The caller was fenced while what it defines was being made: that may be on its way into the log.
+fn cut_off(incarnation: u64) -> CallError {
+    let message = format!("process {incarnation} was fenced while its definition was being made");
+    let error = SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, message);
+    error.with_detail("The statement may or may not have taken effect.").into()
 }
 
 #[async_trait]
@@ -159,11 +166,9 @@ impl Meta for Served {
         let incarnation = self.admission.admit(&request)?.incarnation;
         let leader = self.leader()?;
         // It may wait for long before it has an effect: what its caller's sessions have locked is others' by then.
-        let defined = tokio::select! {
-            biased;
-            () = self.admission.fenced(incarnation) => Err(CallError::Fenced { incarnation }),
-            defined = leader.define(request.into_inner()) => defined,
-        };
+        let work = leader.define(request.into_inner());
+        let defined = self.admission.until_fenced(incarnation, work).await;
+        let defined = defined.unwrap_or_else(|| Err(cut_off(incarnation)));
         defined.map(Response::new).map_err(CallError::into_status)
     }
 
