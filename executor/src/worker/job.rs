@@ -21,6 +21,7 @@ use millrace_storage::JobStore;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::cuts::Cuts;
 use super::derived::Derived;
@@ -66,6 +67,8 @@ pub struct Job {
     stop: CancellationToken,
     failure: Mutex<Failure>,
     handles: Mutex<Vec<JoinHandle<()>>>,
+    /// Those of `handles`, until they are gone, whoever has aborted them.
+    tasks: TaskTracker,
 }
 
 impl Job {
@@ -95,6 +98,7 @@ impl Job {
             stop: CancellationToken::new(),
             failure: Mutex::default(),
             handles: Mutex::default(),
+            tasks: TaskTracker::new(),
         })
     }
 
@@ -112,7 +116,7 @@ impl Job {
             let stop = self.stop.clone();
             let progress = Arc::clone(&self.metrics.progress);
             let share = Arc::clone(share);
-            handles.push(spawn_on(runtime, "run a task", async move {
+            let task = self.tasks.track_future(async move {
                 let run = progress.watch(AssertUnwindSafe(task.run()).catch_unwind());
                 let run = share.run(run);
                 let ended = tokio::select! {
@@ -128,7 +132,8 @@ impl Job {
                 if let Some(job) = job.upgrade() {
                     job.fail(error);
                 }
-            }));
+            });
+            handles.push(spawn_on(runtime, "run a task", task));
         }
     }
 
@@ -143,7 +148,7 @@ impl Job {
         for work in work {
             let (label, stop) = (self.label.clone(), self.stop.clone());
             let run = share.run(AssertUnwindSafe(work).catch_unwind());
-            handles.push(spawn_on(runtime, "look ahead", async move {
+            let work = self.tasks.track_future(async move {
                 let ended = tokio::select! {
                     biased;
                     () = stop.cancelled() => return,
@@ -153,7 +158,8 @@ impl Job {
                     let panic = panic_text(panic.as_ref());
                     tracing::error!(job = label, panic, "what looks ahead panicked");
                 }
-            }));
+            });
+            handles.push(spawn_on(runtime, "look ahead", work));
         }
     }
 
@@ -161,7 +167,7 @@ impl Job {
     pub fn spawn_feed(self: &Arc<Self>, feed: Feed, runtime: &tokio::runtime::Handle) {
         let (job, stop) = (Arc::downgrade(self), self.stop.clone());
         let work = Arc::clone(&self.metrics.progress.work);
-        self.handles.lock().push(spawn_on(runtime, "feed a table", async move {
+        let feeding = self.tasks.track_future(async move {
             let run = AssertUnwindSafe(work.count(feed.run())).catch_unwind();
             let ended = tokio::select! {
                 biased;
@@ -171,7 +177,8 @@ impl Job {
             if let (Err(panic), Some(job)) = (ended, job.upgrade()) {
                 job.fail(ExecError::Panic(panic_text(panic.as_ref())));
             }
-        }));
+        });
+        self.handles.lock().push(spawn_on(runtime, "feed a table", feeding));
     }
 
     /// A task failed. Only the first failure counts; the others follow from it.
@@ -230,17 +237,20 @@ impl Job {
         result
     }
 
-    /// Ends the tasks, wherever they are, and waits until they are gone.
+    /// Ends the tasks, wherever they are, and waits until they are gone, also where another call has begun to end them.
     pub async fn stop(&self) {
         self.end(None);
         let handles = std::mem::take(&mut *self.handles.lock());
-        for handle in &handles {
+        for handle in handles {
             handle.abort();
         }
-        for handle in handles {
-            // Cancelled, most likely: that is what was asked for.
-            let _ = handle.await;
-        }
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// What is waited for to know that the tasks are gone, once the job has been stopped.
+    pub fn tasks(&self) -> TaskTracker {
+        self.tasks.clone()
     }
 
     /// Why it failed, if it did.

@@ -23,6 +23,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millrace_common::fair_shares::{FairShares, threads_for};
@@ -34,8 +35,9 @@ use millrace_rpc::version::{JobCommit, PublishHandle, VersionEdit};
 use millrace_storage::StateStore;
 use parking_lot::RwLock;
 use tokio::runtime::Handle;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 
 use self::calls::StatementCalls;
 use self::dml_service::LocksOfFrontends;
@@ -53,6 +55,10 @@ use crate::input::relations::{Elsewhere, Relations};
 use crate::memory::MemoryGovernor;
 use crate::options::ExecOptions;
 use crate::stats::{EpochTimes, JobStats};
+
+/// How long a call waits for the tasks of a job that another call has begun to end. Tasks that do not let themselves be
+/// stopped keep no later generation from running.
+const ENDING_WAIT: Duration = Duration::from_secs(2);
 
 /// What a worker is made of.
 pub struct WorkerOptions {
@@ -114,6 +120,8 @@ struct Shared {
 struct Stopped {
     since: Instant,
     why: Option<SqlError>,
+    /// They may not be gone yet.
+    tasks: TaskTracker,
 }
 
 pub struct Worker {
@@ -279,10 +287,15 @@ impl Shared {
         self.started.notify_waiters();
     }
 
-    /// Takes the job off the list, if `leave` says so, and ends it.
+    /// Takes the job off the list, if `leave` says so, and ends it. One that another call has taken off has ended, too, when
+    /// this returns, unless that takes long: what its tasks hold outside, the next generation may need.
     async fn remove(&self, id: JobId, leave: impl FnOnce(&Job) -> bool) {
         if let Some(job) = self.take_off(id, leave) {
-            job.stop().await;
+            return job.stop().await;
+        }
+        let ending = self.stopped.read().get(&id).map(|stopped| stopped.tasks.clone());
+        if let Some(tasks) = ending {
+            let _ = timeout(ENDING_WAIT, tasks.wait()).await;
         }
     }
 
@@ -295,7 +308,8 @@ impl Shared {
         let job = jobs.remove(&id)?;
         // What is committed from now on it is not told.
         self.changelogs.close(id);
-        let stopped = Stopped { since: self.store.env().now(), why: job.failure() };
+        let since = self.store.env().now();
+        let stopped = Stopped { since, why: job.failure(), tasks: job.tasks() };
         self.stopped.write().insert(id, stopped);
         Some(job)
     }

@@ -173,3 +173,25 @@ async fn a_generation_that_the_log_has_ended_ends_and_its_rows_stay_readable() {
     c.insert(t, [(2, 2)]).await;
     assert_eq!(c.rows(t).await, [(1, 1, 1), (2, 2, 1)]);
 }
+
+/// A process ends by itself what the log has ended, and the leader stops it, too, before it has the next generation started.
+#[tokio::test]
+async fn who_stops_a_job_waits_for_tasks_that_another_call_ends() {
+    let (c, t) = Cluster::with_table(ExecOptions::default()).await;
+    let v = c.view(2, t, copy_of(t), 2).await;
+    c.catch_up(v).await;
+    let own = c.worker.running(v).unwrap();
+    // All runs on one thread: no task ends before this one waits.
+    let mut ends = Box::pin(c.worker.end_before(v, Generation(own.0 + 1)));
+    assert!(ends.as_mut().now_or_never().is_none());
+    assert_eq!(c.worker.running(v), None);
+    assert!(c.worker.stop_job(v, own).now_or_never().is_none(), "its tasks are there");
+    // Whoever has begun to end it may give up.
+    drop(ends);
+    c.worker.stop_job(v, own).await;
+    assert_eq!(c.worker.stop_job(v, own).now_or_never(), Some(()));
+    c.start(v).await.unwrap();
+    c.insert(t, [(1, 1)]).await;
+    c.follow(v, t).await;
+    assert_eq!(c.rows(v).await, [(1, 1, 1)]);
+}
