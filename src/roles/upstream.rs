@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::join_all;
 use millrace_common::task::spawn;
 use millrace_common::{Epoch, Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_executor::Worker;
@@ -94,9 +95,8 @@ impl ComputeService for Following {
         if !ended.is_empty() {
             let worker = Arc::clone(&self.worker);
             spawn("end generations", async move {
-                for ended in ended {
-                    ended.end(&worker).await;
-                }
+                // All at once: one whose tasks take long keeps no other one running.
+                join_all(ended.into_iter().map(|ended| ended.end(&worker))).await;
             });
         }
         applied
