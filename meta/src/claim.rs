@@ -24,7 +24,8 @@ pub const CUT_OFF: Duration = Duration::from_secs(3);
 /// that no record comes.
 pub const DOUBTFUL: Duration = CUT_OFF.saturating_sub(LOST);
 /// [`LOST`] where none of the processes that have registered can be asked: this one may be what is cut off. For so long,
-/// too, whoever has kept this process from claiming the lead still does when nothing more is heard of it.
+/// too, whoever has kept this process from claiming the lead still does when nothing more is heard of it, and a leader that
+/// has refused this process still counts as there.
 pub const ALONE: Duration = Duration::from_secs(6);
 /// What each standby waits longer than the one before it.
 const RANK: Duration = Duration::from_secs(1);
@@ -113,14 +114,22 @@ pub struct Watch {
     vacant_since: Option<Instant>,
     /// When somebody was found last who keeps this process from claiming the lead.
     hindered: Option<Instant>,
+    /// When something at the leader's address was found last that does not talk with this process.
+    refused: Option<Instant>,
     /// What this process waits in addition, because it was deposed.
     penalty: Duration,
+}
+
+/// Whether this was found, and is not so long ago that it counts for nothing.
+fn is_recent(found: Option<Instant>, now: Instant) -> bool {
+    found.is_some_and(|found| now.saturating_duration_since(found) < ALONE)
 }
 
 impl Watch {
     /// A process that begins to look.
     pub fn new(penalty: Duration, now: Instant) -> Watch {
-        Watch { silence: Silence::new(now), vacant_since: None, hindered: None, penalty }
+        let silence = Silence::new(now);
+        Watch { silence, vacant_since: None, hindered: None, refused: None, penalty }
     }
 
     /// The leader has answered, and does not wait for the object store; or another one leads by now, which was not asked yet.
@@ -134,14 +143,24 @@ impl Watch {
         self.hindered = Some(now);
     }
 
+    /// Something at the leader's address does not talk with this process. The others know whether it leads.
+    pub fn refuse(&mut self, now: Instant) {
+        self.refused = Some(now);
+    }
+
     /// Nobody keeps this process from claiming the lead when there is a reason to.
     pub fn unhinder(&mut self) {
-        self.hindered = None;
+        (self.hindered, self.refused) = (None, None);
     }
 
     /// Whether somebody has kept this process from claiming the lead, and may only be slow.
     pub fn is_hindered(&self, now: Instant) -> bool {
-        self.hindered.is_some_and(|found| now.saturating_duration_since(found) < ALONE)
+        is_recent(self.hindered, now)
+    }
+
+    /// Whether something at the leader's address has refused this process, and may only be slow.
+    pub fn is_refused(&self, now: Instant) -> bool {
+        is_recent(self.refused, now)
     }
 
     /// The log has been read up to `record`: nobody leads, or the leader has not answered, or has waited for the object store
@@ -163,8 +182,15 @@ impl Watch {
                 return None;
             }
         }
-        let (is_hindered, penalty) = (self.is_hindered(now), self.penalty);
-        Some(Heard { is_vacant, log_wait, silence, is_hindered, penalty, ..Heard::default() })
+        Some(Heard {
+            is_vacant,
+            log_wait,
+            silence,
+            leader_refuses: self.is_refused(now),
+            is_hindered: self.is_hindered(now),
+            penalty: self.penalty,
+            ..Heard::default()
+        })
     }
 }
 
@@ -183,7 +209,7 @@ pub struct Heard {
     pub answers: Vec<Option<Duration>>,
     /// Of the others: how many are there and do not talk with this process.
     pub refusals: usize,
-    /// Whether something at the leader's address does not talk with this process.
+    /// Whether something at the leader's address does not talk with this process, or did not, and may only be slow.
     pub leader_refuses: bool,
     /// Whether somebody has kept this process from claiming the lead, and may only be slow.
     pub is_hindered: bool,
@@ -366,6 +392,26 @@ mod tests {
         assert!(!claims(&watch.note(true, None, 7, Instant::now()).unwrap()), "it is there again");
         watch.unhinder();
         assert!(claims(&watch.note(true, None, 7, Instant::now()).unwrap()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_leader_that_has_refused_this_process_is_there_unless_others_have_lost_it() {
+        let mut watch = Watch::new(Duration::ZERO, Instant::now());
+        let mut refuses = Vec::new();
+        watch.refuse(Instant::now());
+        for _ in 0..=ALONE.as_secs() {
+            let heard = watch.note(false, None, 7, Instant::now());
+            refuses.push(heard.map(|heard| heard.leader_refuses));
+            tokio::time::advance(SECOND).await;
+        }
+        let (early, there) = (None, Some(true));
+        assert_eq!(refuses, [early, early, there, there, there, there, Some(false)]);
+        watch.refuse(Instant::now());
+        let alone = watch.note(false, None, 7, Instant::now()).unwrap();
+        assert!(!claims(&alone));
+        assert!(claims(&Heard { registered: 1, answers: vec![Some(LOST)], ..alone }));
+        watch.unhinder();
+        assert!(claims(&watch.note(false, None, 7, Instant::now()).unwrap()));
     }
 
     #[tokio::test(start_paused = true)]

@@ -72,14 +72,17 @@ enum Verdict {
     Waits,
     /// There is a reason why this process must not claim the lead.
     Hindered(String),
+    /// The leader does not talk with this process, which does not claim the lead, but may when the others have lost it; what
+    /// is told of it.
+    Refused(String),
     /// The lead is to be claimed after this record.
     Claims(u64),
 }
 
 impl Verdict {
-    /// Not now.
-    fn not_now(hindrance: Option<String>) -> Verdict {
-        hindrance.map_or(Verdict::Waits, Verdict::Hindered)
+    /// Not now. `refused`: what is told of a leader that does not talk with this process.
+    fn not_now(refused: Option<String>) -> Verdict {
+        refused.map_or(Verdict::Waits, Verdict::Refused)
     }
 }
 
@@ -253,7 +256,10 @@ impl Standby {
                 self.watch.hinder(Instant::now());
                 self.hindrance.set(Some(why));
             }
-            Verdict::Waits if self.watch.is_hindered(Instant::now()) => {}
+            // What was found then is told until it counts for nothing.
+            Verdict::Waits | Verdict::Refused(_) if self.watch.is_hindered(Instant::now()) => {}
+            Verdict::Refused(why) => self.hindrance.set(Some(why)),
+            Verdict::Waits if self.watch.is_refused(Instant::now()) => {}
             Verdict::Waits => self.hindrance.set(None),
             Verdict::Claims(number) => {
                 self.hindrance.set(None);
@@ -288,23 +294,24 @@ impl Standby {
             self.watch.hear(now);
             return Ok(Verdict::Waits);
         }
+        if refused.is_some() {
+            self.watch.refuse(now);
+        }
         let Some(mut heard) = self.watch.note(leader.is_none(), log_wait, number, now) else {
             return Ok(Verdict::not_now(refused));
         };
-        heard.leader_refuses = refused.is_some();
-        let hindrance = match self.ask_others(&mut heard).await {
+        Ok(match self.ask_others(&mut heard).await {
             Ok(()) if claims(&heard) => {
                 let why = match log_wait {
                     Some(_) => "the leader is cut off from the object store",
                     None => "nobody leads",
                 };
                 info!(?leader, ?heard, "{why}: this process claims the lead");
-                return Ok(Verdict::Claims(number));
+                Verdict::Claims(number)
             }
-            Ok(()) => refused,
-            Err(why) => Some(why),
-        };
-        Ok(Verdict::not_now(hindrance))
+            Ok(()) => Verdict::not_now(refused),
+            Err(why) => Verdict::Hindered(why),
+        })
     }
 
     /// The leader is there.

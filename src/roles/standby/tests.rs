@@ -79,6 +79,9 @@ async fn hear_nothing(standby: &mut Standby, silence: Duration) {
     if standby.watch.is_hindered(now) {
         watch.hinder(now);
     }
+    if standby.watch.is_refused(now) {
+        watch.refuse(now);
+    }
     standby.watch = watch;
 }
 
@@ -143,6 +146,29 @@ async fn who_does_not_talk_with_this_process_is_there_all_the_same() {
         let address = if leader == NOBODY { compute } else { leader };
         assert!(why.contains(address) && why.contains("--rpc-tls-ca"), "{why}");
     }
+}
+
+/// It was started again with files that are wrong, for instance: nobody follows it, and this process must lead.
+#[tokio::test]
+async fn a_leader_that_does_not_talk_with_anybody_is_lost() {
+    let leader = node(Admission::default().with_tls(tls(OURS))).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let compute = listener.local_addr().unwrap().to_string();
+    let admission = Arc::<Admission>::default();
+    tokio::spawn(Server::new(Arc::clone(&admission)).serve(listener));
+    let mut standby = standby(&leader, &compute, None).await;
+    // Another process is at the address of the one that has registered.
+    let why = hindered(&mut standby).await;
+    assert!(why.contains(&leader), "{why}");
+
+    let registered = standby.log.read(voters).pop().unwrap();
+    admission.set_incarnation(registered.incarnation);
+    let deadline = Instant::now() + LIMIT;
+    while standby.look().await.unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the other one has heard of no leader");
+        hear_nothing(&mut standby, ALONE * 2).await;
+    }
+    assert_eq!(standby.hindrance.get(), None);
 }
 
 #[tokio::test]
