@@ -167,6 +167,8 @@ impl Standby {
     /// register with this one. Otherwise whether this process may lead those that are there: not if most of those that have
     /// registered do not talk with it. It waits for none that does not answer.
     pub async fn may_lead(&self) -> Result<bool, SqlError> {
+        // Who is at an old address by now, and works on another store, is told apart by it.
+        self.tell_store();
         let (leader, voters) = self.log.read(|state| (leader(state), voters(state)));
         let leader = leader.filter(|leader| !leader.is_standalone && !leader.address.is_empty());
         let mut metas = self.metas.clone();

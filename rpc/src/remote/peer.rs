@@ -263,7 +263,7 @@ impl Peer {
         self.way.borrow().transport.clone()
     }
 
-    /// Asks for protocol version, build and store; an error if the versions differ, or the stores, where both are known.
+    /// Asks for protocol version, build and store; an error if the stores differ, where both are known, or the versions.
     pub async fn handshake(&self) -> Result<Handshake, CallError> {
         let request = HandshakeRequest { protocol: PROTOCOL_VERSION, build: BUILD.into() };
         let answer =

@@ -114,7 +114,9 @@ impl Node for NodeService {
         let met = self.admission.meet(&request);
         let ours = self.admission.protocol();
         let HandshakeRequest { protocol: theirs, build } = request.into_inner();
-        if theirs != ours {
+        // Who works on another store is of another cluster, which may speak what it likes.
+        let is_stranger = matches!(met, Err(CallError::OtherStore { .. }));
+        if theirs != ours && !is_stranger {
             return Err(CallError::Protocol { ours, theirs, build }.into_status());
         }
         met.map_err(CallError::into_status)?;

@@ -160,6 +160,24 @@ async fn who_speaks_another_version_is_told_of_both() {
 }
 
 #[tokio::test]
+async fn who_works_on_another_store_is_told_so_whatever_it_speaks() {
+    let (right, wrong) = (StoreId::new(1, 2), StoreId::new(3, 4));
+    let next = Admission::default().speaking(PROTOCOL_VERSION + 1);
+    next.set_store(right);
+    let (_fake, address) = serve(Arc::new(next)).await;
+    let identity = Arc::new(Identity::new(0, 20));
+    let peer = peer(&address, Arc::clone(&identity));
+    identity.set_store(wrong);
+    match peer.handshake().await {
+        Err(CallError::OtherStore { theirs, .. }) => assert_eq!(theirs, Some(right)),
+        other => panic!("{other:?}"),
+    }
+    identity.set_store(right);
+    let refused = peer.handshake().await;
+    assert!(matches!(refused, Err(CallError::Protocol { .. })), "{refused:?}");
+}
+
+#[tokio::test]
 async fn processes_of_different_stores_refuse_each_other() {
     let (right, wrong) = (StoreId::new(1, 2), StoreId::new(3, 4));
     let admission = Arc::new(Admission::default());

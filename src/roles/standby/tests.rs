@@ -148,6 +148,20 @@ async fn who_does_not_talk_with_this_process_is_there_all_the_same() {
     }
 }
 
+/// At an address that a process of this one has had.
+#[tokio::test]
+async fn a_process_of_another_cluster_is_nobody_whatever_it_speaks() {
+    let admission = Admission::default().speaking(PROTOCOL_VERSION + 1);
+    admission.set_store(StoreId::new(7, 7));
+    let other = node(admission).await;
+    for (leader, compute) in [(other.as_str(), NOBODY), (NOBODY, other.as_str())] {
+        let mut standby = standby(leader, compute, None).await;
+        assert!(standby.may_lead().await.unwrap());
+        assert!(standby.look().await.unwrap().is_some());
+        assert_eq!(standby.hindrance.get(), None);
+    }
+}
+
 /// It was started again with files that are wrong, for instance: nobody follows it, and this process must lead.
 #[tokio::test]
 async fn a_leader_that_does_not_talk_with_anybody_is_lost() {
