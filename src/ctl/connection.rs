@@ -291,7 +291,7 @@ mod tests {
         let (old, new) = (Meta::start(true).await, Meta::start(true).await);
         old.admission.lead(1);
         let connection = open([&old, &new]).await;
-        assert_eq!(connection.standing_by(), [new.address.clone()]);
+        assert_eq!(connection.standing_by(), std::slice::from_ref(&new.address));
         old.admission.resign();
         new.admission.lead(2);
         let Answered { answer, is_repeat } = back_up(&connection).await;

@@ -147,7 +147,7 @@ impl Joining {
             }
             _ => {}
         }
-        if *attempts % TOLD_EVERY == 0 {
+        if attempts.is_multiple_of(TOLD_EVERY) {
             let metas = &self.metas;
             warn!(%error, ?metas, "a leader cannot be reached, trying again");
         }

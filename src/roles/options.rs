@@ -222,7 +222,7 @@ impl ClusterFlags {
         match (first(true), first(false)) {
             (Some((given, _)), Some((missing, _))) => {
                 let why = "certificate, key and CA of calls between processes go together";
-                Err(ConfigError::Half { given: *given, missing: *missing, why })
+                Err(ConfigError::Half { given, missing, why })
             }
             _ => Ok(None),
         }
