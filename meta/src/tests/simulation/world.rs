@@ -441,7 +441,7 @@ impl World {
             turns: Arc::new(Turns::new(numbers.next())),
             spares_invariants: bug == Some("sequence-of-writer"),
             is_long: bug == Some("scan-below-horizon") || bug.is_none() && seed % 16 == 5,
-            collects_at_once: bug.is_none() && seed % 3 != 0,
+            collects_at_once: bug.is_none() && !seed.is_multiple_of(3),
             numbers,
             counts: Mutex::default(),
             prints: std::env::var_os("MILLRACE_SIMULATION_TRACE").is_some(),
