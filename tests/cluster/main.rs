@@ -118,7 +118,7 @@ async fn a_stopped_worker_that_wakes_has_lost_its_jobs() {
     running.progress(PROGRESS).await;
     stopped.signal("CONT");
     stopped.await_end(Duration::from_secs(60));
-    assert!(stopped.log().contains("registered"), "{}", stopped.log());
+    assert!(stopped.log().contains("link: registered"), "{}", stopped.log());
     running.progress(PROGRESS).await;
     let outcomes = running.end().await;
     outcomes.check(&cluster.connect("frontend2").await).await;

@@ -86,7 +86,7 @@ async fn processes_without_a_certificate_of_the_ca_take_no_part() {
         let mut other = begin(name, "compute", "127.0.0.1:0", files);
         until("its attempts", &other, |log| log.contains("cannot be reached"));
         until("its refusal", &meta, |log| log.matches("was refused").count() > refused);
-        assert!(!other.is_ready() && !other.log().contains("registered"), "{}", other.log());
+        assert!(!other.is_ready() && !other.log().contains("link: registered"), "{}", other.log());
     }
     // The leader is there, though it does not talk with them.
     for (name, files) in [("plain", None), ("stranger", Some(("stranger", "other-ca.pem")))] {
