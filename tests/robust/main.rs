@@ -3,6 +3,7 @@
 
 mod arguments;
 mod bad_input;
+mod bad_settings;
 mod clock;
 mod isolation;
 mod large;
