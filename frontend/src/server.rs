@@ -26,8 +26,8 @@ use crate::secrets;
 
 /// How long statements may go on when the server ends.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long clients are then told for why theirs were cut off.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long clients then have to be told why theirs were cut off.
+const TELLING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 pub struct FrontendConfig {
@@ -400,7 +400,7 @@ impl Frontend {
         let mut drain = pin!(async { while tasks.join_next().await.is_some() {} });
         if tokio::time::timeout(PATIENCE, &mut drain).await.is_err() {
             self.shared.cancel_all();
-            let _ = tokio::time::timeout(LAST_WORDS, drain).await;
+            let _ = tokio::time::timeout(TELLING, drain).await;
         }
         Ok(())
     }

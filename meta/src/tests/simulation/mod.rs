@@ -2,10 +2,10 @@
 //! network that lose, repeat, delay and reorder, while processes are killed, stopped and cut off from each other.
 //!
 //! The leader, when the lead is claimed, the log, the fold, its followers, placement, fences and the collector are this
-//! crate's own; tasks of jobs, sessions, and what else the binary does about the lead are simulated. A run follows from its seed alone: time is tokio's
-//! paused clock, tasks run on one thread, and random numbers come from the seed. `MILLRACE_SIMULATION_SEEDS=10000` tries so many
-//! seeds, `MILLRACE_SIMULATION_SEED=7` that one, or so many from it on; with `MILLRACE_SIMULATION_TRACE=1` all that
-//! happens is printed.
+//! crate's own; tasks of jobs, sessions, and what else the binary does about the lead are simulated. A run follows from
+//! its seed alone: time is tokio's paused clock, tasks run on one thread, and random numbers come from the seed.
+//! `MILLRACE_SIMULATION_SEEDS=10000` tries so many seeds, `MILLRACE_SIMULATION_SEED=7` that one, or so many from it on;
+//! with `MILLRACE_SIMULATION_TRACE=1` all that happens is printed.
 
 mod checks;
 mod compactor;
