@@ -33,8 +33,9 @@ use crate::walk;
 const STORE: &str = "data directory";
 /// Locks that all keys share.
 const LOCKS: usize = 256;
-/// Between the look and the write of a racy create: as long as a large body takes to arrive.
-const RACY_PAUSE: Duration = Duration::from_millis(20);
+/// Between the look and the write of a racy create: as long as a large body takes to arrive, and longer than creators that
+/// begin at the same time are apart on a busy machine.
+const RACY_PAUSE: Duration = Duration::from_secs(1);
 /// Objects that one step of a listing reads.
 const LIST_STEP: usize = 1000;
 
