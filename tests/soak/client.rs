@@ -94,7 +94,13 @@ impl Tally {
             }
             sink.finish().await
         };
-        self.fate(&sql, &copied.await)
+        let copied = copied.await;
+        if let Ok(rows) = &copied
+            && *rows != lines.lines().count() as u64
+        {
+            self.is_wrong(format!("{sql} of {} lines: {rows} rows", lines.lines().count()));
+        }
+        self.fate(&sql, &copied)
     }
 
     /// BEGIN, the steps, COMMIT. What fails before COMMIT did not take place, whatever became of the session.

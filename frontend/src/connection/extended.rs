@@ -143,7 +143,7 @@ impl Connection {
             text.clone_from(&parsed.text);
             if matches!(portal.state, PortalState::Ready) {
                 self.session.arrive();
-                self.enter_pipeline(&parsed.statement).await;
+                self.enter_pipeline(&parsed.statement).await?;
             }
         }
         self.begin_statement(&text);

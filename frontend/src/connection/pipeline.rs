@@ -11,11 +11,12 @@
 use millrace_common::SqlError;
 use millrace_planner::Statement;
 use sqlparser::ast::{CopySource, DiscardObject, Statement as Sql};
+use tokio_util::sync::CancellationToken;
 
 use super::reading::Unread;
 use super::{Connection, guarded};
 use crate::copy::CopyIn;
-use crate::session::Block;
+use crate::session::{Block, canceled};
 use crate::wire::FrontendMessage;
 
 /// Messages behind a statement that are looked at, before it counts as one of several.
@@ -35,25 +36,29 @@ impl Connection {
         }))
     }
 
-    /// Before a statement runs: it begins a transaction if more statements may follow it.
-    pub(super) async fn enter_pipeline(&mut self, statement: &Statement) {
+    /// Before a statement runs: it begins a transaction if more statements may follow it. An error: the server ends, and
+    /// has not begun it.
+    pub(super) async fn enter_pipeline(&mut self, statement: &Statement) -> Result<(), SqlError> {
         if self.session.in_block() || answers_first(statement) {
-            return;
+            return Ok(());
         }
-        let last = self.is_last().await;
+        let last = self.is_last(&self.stop.clone()).await?;
         if last && matches!(self.session.block, Block::None) {
-            return;
+            return Ok(());
         }
         self.session.begin_implicit();
         self.session.last_of_many = last;
+        Ok(())
     }
 
-    /// After the data of a COPY: what follows it before Sync is committed with it.
+    /// After the data of a COPY: what follows it before Sync is committed with it. Clients take the answer to a COPY for
+    /// that to its commit, so one that stands alone is committed before it is answered, also while the server ends.
     pub(super) async fn enter_pipeline_after_copy(
         &mut self,
         copy: &CopyIn,
     ) -> Result<(), SqlError> {
-        if !matches!(self.session.block, Block::None) || self.is_last().await {
+        let cancel = self.session.cancel.clone();
+        if !matches!(self.session.block, Block::None) || self.is_last(&cancel).await? {
             return Ok(());
         }
         if copy.is_on_its_way() {
@@ -66,25 +71,26 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether nothing that may fail stands between the statement that is about to run and Sync.
-    async fn is_last(&mut self) -> bool {
+    /// Whether nothing that may fail stands between the statement that is about to run and Sync. An error: it is not known
+    /// by the time that `ended` is cancelled.
+    async fn is_last(&mut self, ended: &CancellationToken) -> Result<bool, SqlError> {
         for at in 0..LOOK_AHEAD {
             if at == self.ahead.len() {
                 let message = tokio::select! {
                     biased;
-                    () = self.stop.cancelled() => None,
                     message = self.messages.recv() => message,
+                    () = ended.cancelled() => return Err(canceled()),
                 };
-                let Some(message) = message else { return false };
+                let Some(message) = message else { return Ok(false) };
                 self.ahead.push_back(message);
             }
             match self.ahead.get(at).and_then(|m| m.as_ref().ok()).map(|m| &m.message) {
-                Some(FrontendMessage::Sync(_)) => return true,
+                Some(FrontendMessage::Sync(_)) => return Ok(true),
                 Some(FrontendMessage::Close(_)) => {}
-                _ => return false,
+                _ => return Ok(false),
             }
         }
-        false
+        Ok(false)
     }
 
     /// Sync: commits what came since the last one, if nothing of it has failed.
