@@ -8,6 +8,7 @@
 
 mod locks;
 mod lost;
+mod moves;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::Relation;
 use millrace_rpc::control::{Heartbeat, TableLookups};
 use millrace_rpc::log::{
-    DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, LogEntry, PlaceJobs, ProcessRole,
+    DrainProcess, DropRelations, Entry, FenceProcess, GiveUp, LogEntry, ProcessRole,
     RegisterProcess,
 };
 use millrace_rpc::services::{CompactorService, ComputeService};
@@ -208,10 +209,10 @@ impl Cluster {
             if entries.is_empty() {
                 return Ok(number);
             }
-            for PlaceJobs { incarnation, jobs } in entries {
-                info!(incarnation, jobs = jobs.len(), "jobs are placed");
-                let entry = Entry::PlaceJobs(PlaceJobs { incarnation, jobs });
-                if let Err(void) = self.shared.log()?.append(entry).await? {
+            for entry in entries {
+                let (incarnation, jobs) = (entry.incarnation, entry.jobs.len());
+                info!(incarnation, jobs, "jobs are placed");
+                if let Err(void) = self.shared.log()?.append(Entry::PlaceJobs(entry)).await? {
                     // A job was dropped meanwhile, for one.
                     debug!(%void, "jobs were not placed this time");
                     break;
@@ -254,48 +255,6 @@ impl Cluster {
         }
         let is_job = |job| self.shared.job(job).is_some();
         self.shared.compaction.look_at(self.shared.lookups.add(process, told, is_job));
-    }
-
-    /// Has a job run on a process from now on, and with a table all that write to tables. Returns those that ran elsewhere.
-    /// Refused if that one does not answer. What an earlier call of the same id has moved stays where it is by now.
-    pub async fn move_job(
-        &self,
-        job: JobId,
-        worker: u64,
-        id: Option<StatementId>,
-    ) -> Result<Vec<u32>, CallError> {
-        let is_done = || self.shared.state.read().is_done(id);
-        if is_done() {
-            return Ok(Vec::new());
-        }
-        check_worker(&self.shared.state.read(), worker)?;
-        self.check_answers(worker).await?;
-        let _one = self.turn.lock().await;
-        // Another attempt may have had its turn before this one.
-        if is_done() {
-            return Ok(Vec::new());
-        }
-        let jobs: Vec<u32> = {
-            let state = self.shared.state.read();
-            check_worker(&state, worker)?;
-            if state.processes.is_drained(worker) {
-                let message = format!("process {worker} is drained: it is given no jobs");
-                return Err(not_now(message)
-                    .with_hint("millrace ctl drain --undo allows them again.")
-                    .into());
-            }
-            let group = placement::group_of(&state, job).ok_or_else(|| {
-                SqlError::new(SqlState::UNDEFINED_OBJECT, format!("there is no job {}", job.0))
-            })?;
-            let is_elsewhere = |id: &JobId| state.jobs.get(id).is_some_and(|j| j.process != worker);
-            group.into_iter().filter(is_elsewhere).map(|id| id.0).collect()
-        };
-        if !jobs.is_empty() {
-            info!(incarnation = worker, ?jobs, "jobs are moved by an operator");
-            let entry = PlaceJobs { incarnation: worker, jobs: jobs.clone() };
-            self.append_by(id, Entry::PlaceJobs(entry)).await?;
-        }
-        Ok(jobs)
     }
 
     /// Takes a process's jobs away and gives it no others; `undo`: it takes jobs again. Returns the jobs that run elsewhere

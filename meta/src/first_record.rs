@@ -37,7 +37,7 @@ pub fn alone(state: &MetaState, term: u64, process: &RegisterProcess) -> Vec<Ent
     let ended = ephemeral_relations(state);
     let mut entries = vec![
         Entry::RegisterProcess(process.clone()),
-        Entry::PlaceJobs(PlaceJobs { incarnation, jobs: Vec::new() }),
+        Entry::PlaceJobs(PlaceJobs { incarnation, ..PlaceJobs::default() }),
     ];
     if !others.is_empty() {
         entries.push(Entry::FenceProcess(FenceProcess { incarnations: others }));

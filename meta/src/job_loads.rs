@@ -106,6 +106,7 @@ mod tests {
             timeline: Timeline::default(),
             inputs: Vec::new(),
             process: 3,
+            by_operator: false,
             horizon: Default::default(),
             watermarks: Default::default(),
         };

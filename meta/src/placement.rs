@@ -14,7 +14,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::PlaceJobs;
 
 use crate::job_loads::Loads;
-use crate::state::MetaState;
+use crate::state::{JobRecord, MetaState};
 
 /// What a job weighs beside its load, in thousandths of a core. Differences below it are none: a view runs where its inputs
 /// do as long as that process weighs at most so much more than the one that weighs least, and no job moves for less.
@@ -143,7 +143,8 @@ pub fn process_of_new(
 }
 
 /// What is to be placed so that every job runs on a process that is there. With `even`, jobs are also taken from processes
-/// that weigh more than others. A plan that is carried out leaves nothing to the next one with the same loads.
+/// that weigh more than others, but for those that an operator has placed there. A plan that is carried out leaves nothing
+/// to the next one with the same loads.
 pub fn plan(state: &MetaState, loads: &Loads, computes: &[u64], even: bool) -> Vec<PlaceJobs> {
     let mut weights = Weights::new(state, loads, computes);
     let Some((least, _)) = weights.least() else { return Vec::new() };
@@ -172,7 +173,7 @@ pub fn plan(state: &MetaState, loads: &Loads, computes: &[u64], even: bool) -> V
     let mut by_process: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     placed.retain(|id, process| process_of(state, *id) != *process);
     placed.into_iter().for_each(|(id, process)| by_process.entry(process).or_default().push(id.0));
-    let entry = |(incarnation, jobs)| PlaceJobs { incarnation, jobs };
+    let entry = |(incarnation, jobs)| PlaceJobs { incarnation, jobs, by_operator: false };
     by_process.into_iter().map(entry).collect()
 }
 
@@ -180,8 +181,11 @@ pub fn plan(state: &MetaState, loads: &Loads, computes: &[u64], even: bool) -> V
 /// for it, of equal ones one of the process that weighs most, and of its jobs the youngest. Each step makes the sum of the
 /// squares of all weights smaller, so this ends.
 fn make_even(state: &MetaState, weights: &mut Weights<'_>, placed: &mut BTreeMap<JobId, u64>) {
-    let movable: Vec<JobId> =
-        state.jobs.keys().copied().filter(|id| !is_writer(state, *id)).collect();
+    let may_move = |(id, job): &(&JobId, &JobRecord)| {
+        let stays = job.by_operator && weights.has(job.process);
+        !stays && !is_writer(state, **id)
+    };
+    let movable: Vec<JobId> = state.jobs.iter().filter(may_move).map(|(id, _)| *id).collect();
     while let Some((lightest, least)) = weights.least() {
         let on = |id: JobId| placed.get(&id).copied().unwrap_or_else(|| process_of(state, id));
         let steps = movable.iter().filter_map(|id| {
@@ -430,7 +434,8 @@ mod tests {
         let (a, b) = (world.process(1), world.process(2));
         let (t, u) = (world.create(&[a], table("t")), world.create(&[b], table("u")));
         let w = world.create(&[b], table("w"));
-        world.apply(Entry::PlaceJobs(PlaceJobs { incarnation: b, jobs: vec![u.0, w.0] }));
+        let jobs = vec![u.0, w.0];
+        world.apply(Entry::PlaceJobs(PlaceJobs { incarnation: b, jobs, by_operator: false }));
         world.place(&[a, b], false);
         assert!(world.on(t) == world.on(u) && world.on(u) == world.on(w));
         assert_eq!(world.place(&[a, b], false), 0);
@@ -454,6 +459,26 @@ mod tests {
         assert_eq!(group_of(&world.0, RelationId(999)), None);
         world.apply(Entry::DrainProcess(DrainProcess { incarnation: a, undo: true }));
         assert_eq!(super::takers(&world.0, &[a, b, c]), [a, b, c]);
+    }
+
+    #[test]
+    fn what_an_operator_has_placed_stays_when_a_process_joins() {
+        let mut world = World::default();
+        let a = world.process(1);
+        let t = world.create(&[a], table("t"));
+        let views: Vec<_> =
+            (0..4).map(|i| world.create(&[a], view(&format!("v{i}"), &[t]))).collect();
+        // The youngest would be the first to go.
+        let jobs = vec![views[3].0];
+        world.apply(Entry::PlaceJobs(PlaceJobs { incarnation: a, jobs, by_operator: true }));
+        let b = world.process(2);
+        world.place(&[a, b], true);
+        assert_eq!([1, 2, 3].map(|i| world.on(views[i])), [b, b, a]);
+        world.place(&[b], false);
+        assert_eq!(world.on(views[3]), b, "its process is lost");
+        let c = world.process(3);
+        world.place(&[b, c], true);
+        assert_eq!(world.on(views[3]), c, "nobody has placed it there by hand");
     }
 
     #[test]

@@ -250,6 +250,7 @@ mod tests {
             timeline,
             inputs,
             process: 0,
+            by_operator: false,
             horizon: Epoch::ZERO,
             watermarks: Default::default(),
         };

@@ -45,6 +45,8 @@ pub struct JobRecord {
     pub inputs: Vec<RelationId>,
     /// The incarnation of the process that it runs on; 0: none. A job that is placed elsewhere has a higher generation.
     pub process: u64,
+    /// An operator has had it placed there: it stays while that process takes jobs.
+    pub by_operator: bool,
     /// Versions below may be gone.
     pub horizon: Epoch,
     /// Its watermarks over time, ascending; each holds until the next.
@@ -397,6 +399,7 @@ fn job_snapshot(id: RelationId, job: &JobRecord) -> JobSnapshot {
         horizon: job.horizon.0,
         inputs: job.inputs.iter().map(|i| i.0).collect(),
         process: job.process,
+        by_operator: job.by_operator,
         watermarks: job
             .watermarks
             .iter()
@@ -412,6 +415,7 @@ fn job_record(snapshot: JobSnapshot) -> JobRecord {
         horizon: Epoch(snapshot.horizon),
         inputs: snapshot.inputs.into_iter().map(RelationId).collect(),
         process: snapshot.process,
+        by_operator: snapshot.by_operator,
         watermarks: snapshot.watermarks.into_iter().map(|w| (Epoch(w.epoch), w.columns)).collect(),
     }
 }

@@ -105,6 +105,7 @@ fn new_job(state: &MetaState, relation: &Relation) -> JobRecord {
         timeline,
         inputs,
         process: 0,
+        by_operator: false,
         horizon: Epoch::ZERO,
         watermarks: Default::default(),
     }

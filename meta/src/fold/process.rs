@@ -46,7 +46,7 @@ pub fn fence(state: &mut MetaState, entry: &FenceProcess) -> Verdict {
     }
     for (_, job) in state.jobs.iter_mut() {
         if fenced.contains(&job.process) {
-            set_process(job, 0);
+            set_process(job, 0, false);
         }
     }
     forget_deleted(state);
@@ -62,19 +62,20 @@ pub fn place(state: &mut MetaState, entry: &PlaceJobs) -> Verdict {
     }
     if entry.jobs.is_empty() {
         for (_, job) in state.jobs.iter_mut() {
-            set_process(job, entry.incarnation);
+            set_process(job, entry.incarnation, entry.by_operator);
         }
     }
     for id in &entry.jobs {
         if let Some(job) = state.jobs.get_mut(&RelationId(*id)) {
-            set_process(job, entry.incarnation);
+            set_process(job, entry.incarnation, entry.by_operator);
         }
     }
     Ok(applied(state))
 }
 
 /// What the process before still does with the job is void.
-fn set_process(job: &mut JobRecord, incarnation: u64) {
+fn set_process(job: &mut JobRecord, incarnation: u64, by_operator: bool) {
+    job.by_operator = by_operator;
     if job.process != incarnation {
         job.process = incarnation;
         if !is_planted("two-owners") {

@@ -37,6 +37,7 @@ fn add(
         timeline,
         inputs: inputs.to_vec(),
         process: 0,
+        by_operator: false,
         horizon: Epoch::ZERO,
         watermarks: Default::default(),
     };

@@ -173,7 +173,8 @@ fn entry(state: &MetaState, op: &Op) -> Entry {
         }
         Op::Place { incarnation, which } => {
             let jobs = vec![job(*which).0];
-            Entry::PlaceJobs(PlaceJobs { incarnation: u64::from(*incarnation), jobs })
+            let (incarnation, by_operator) = (u64::from(*incarnation), which % 2 == 1);
+            Entry::PlaceJobs(PlaceJobs { incarnation, jobs, by_operator })
         }
         Op::GiveUp { incarnation, object: n } => {
             let incarnation = u64::from(*incarnation);

@@ -107,7 +107,7 @@ fn what_a_fenced_process_still_sends_is_void() {
     let verdict = only(step(&mut state, vec![Entry::EditVersion(edit)]));
     assert_eq!(verdict, Err(VoidReason::FencedProcess));
     for entry in [
-        Entry::PlaceJobs(PlaceJobs { incarnation: 1, jobs: Vec::new() }),
+        Entry::PlaceJobs(PlaceJobs { incarnation: 1, ..PlaceJobs::default() }),
         give_up(1, "data/1/9.seg"),
     ] {
         assert_eq!(only(step(&mut state, vec![entry])), Err(VoidReason::FencedProcess));
@@ -119,8 +119,10 @@ fn what_a_fenced_process_still_sends_is_void() {
 fn a_job_that_is_placed_elsewhere_has_another_generation() {
     let (mut state, table) = two_processes();
     let generation = state.jobs[&table].version.generation;
-    let place =
-        |incarnation| vec![Entry::PlaceJobs(PlaceJobs { incarnation, jobs: vec![table.0] })];
+    let place = |incarnation| {
+        let jobs = vec![table.0];
+        vec![Entry::PlaceJobs(PlaceJobs { incarnation, jobs, ..PlaceJobs::default() })]
+    };
     step(&mut state, place(1));
     assert_eq!(state.jobs[&table].version.generation, generation, "it is there already");
     step(&mut state, place(2));
@@ -131,6 +133,27 @@ fn a_job_that_is_placed_elsewhere_has_another_generation() {
     step(&mut state, vec![create("u", 1)]);
     let created = state.jobs.values().last().unwrap();
     assert_eq!(created.process, 0, "what is created on a fenced process runs nowhere");
+}
+
+#[test]
+fn what_an_operator_has_placed_is_known_until_it_is_placed_otherwise() {
+    let (mut state, table) = two_processes();
+    let place = |incarnation, by_operator| {
+        let jobs = vec![table.0];
+        vec![Entry::PlaceJobs(PlaceJobs { incarnation, jobs, by_operator })]
+    };
+    let placed = |state: &MetaState| (state.jobs[&table].process, state.jobs[&table].by_operator);
+    assert_eq!(placed(&state), (1, false));
+    let generation = state.jobs[&table].version.generation;
+    step(&mut state, place(1, true));
+    let mut state = through_bytes(&state);
+    assert_eq!(placed(&state), (1, true));
+    step(&mut state, place(1, false));
+    assert_eq!(placed(&state), (1, false));
+    assert_eq!(state.jobs[&table].version.generation, generation, "it has run there all the time");
+    step(&mut state, place(2, true));
+    step(&mut state, vec![fence(2)]);
+    assert_eq!(placed(&state), (0, false));
 }
 
 #[test]
@@ -182,7 +205,7 @@ fn a_log_without_processes_goes_on() {
     state.term = 6;
     let generation = state.jobs[&table].version.generation;
     let incarnation = state.processes.next(state.term);
-    let place = Entry::PlaceJobs(PlaceJobs { incarnation, jobs: Vec::new() });
+    let place = Entry::PlaceJobs(PlaceJobs { incarnation, ..PlaceJobs::default() });
     assert!(step(&mut state, vec![register(1), place]).iter().all(Result::is_ok));
     assert_eq!(state.processes.by_nonce(1), Some(6), "no object has had this name");
     assert_eq!(state.jobs[&table].version.generation, generation + 1);

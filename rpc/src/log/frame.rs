@@ -5,7 +5,8 @@ use prost::bytes::{BufMut, Bytes, BytesMut};
 /// The newest format of the log that this build reads. It rises with whatever an older build would misread or pass over:
 /// here, and in all that the log names. 2: drained processes and backups, which a build of format 1 passes over: it would
 /// place jobs where none are to be, and delete what a backup names. Store ids are no reason: who passes one over leaves
-/// it out of its snapshots, and the next leader that finds none gives another one.
+/// it out of its snapshots, and the next leader that finds none gives another one. Nor is it that an operator has placed a
+/// job: who passes that over moves it when a process joins, as it always has.
 pub const FORMAT_VERSION: u32 = 2;
 /// The oldest format whose builds may open a log that this build has written to. Every record and snapshot names it, so
 /// the head of the log does: an older build refuses the whole.

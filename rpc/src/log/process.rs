@@ -44,6 +44,9 @@ pub struct PlaceJobs {
     /// Empty: all jobs.
     #[prost(uint32, repeated, tag = "2")]
     pub jobs: Vec<u32>,
+    /// An operator has asked for it: no load moves them from there. Of jobs that run there already: so from now on, or not.
+    #[prost(bool, tag = "3")]
+    pub by_operator: bool,
 }
 
 /// A compute process is given no jobs from now on, and those that it has run elsewhere; or it takes jobs again.

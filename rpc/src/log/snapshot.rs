@@ -82,6 +82,9 @@ pub struct JobSnapshot {
     /// The incarnation of the process that it runs on; 0: none.
     #[prost(uint64, tag = "6")]
     pub process: u64,
+    /// An operator has had it placed there.
+    #[prost(bool, tag = "7")]
+    pub by_operator: bool,
     /// Its watermarks over time.
     #[prost(message, repeated, tag = "20")]
     pub watermarks: Vec<WatermarksAt>,

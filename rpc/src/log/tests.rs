@@ -128,7 +128,8 @@ fn golden_entries_of_processes() {
     let entries = [
         Entry::RegisterProcess(RegisterProcess { nonce: 1, roles, address: "a".into() }),
         Entry::FenceProcess(FenceProcess { incarnations: vec![7, 300] }),
-        Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5, 6] }),
+        Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5, 6], by_operator: false }),
+        Entry::PlaceJobs(PlaceJobs { incarnation: 7, jobs: vec![5], by_operator: true }),
         Entry::GiveUp(GiveUp { incarnation: 7, names: vec!["n".into()] }),
         Entry::DrainProcess(DrainProcess { incarnation: 7, undo: true }),
     ];
@@ -136,6 +137,7 @@ fn golden_entries_of_processes() {
         "b20410".to_owned() + "090100000000000000" + "12020103" + "1a0161",
         "ba0405".to_owned() + "0a0307ac02",
         "c20406".to_owned() + "0807" + "12020506",
+        "c20407".to_owned() + "0807" + "120105" + "1801",
         "ca0405".to_owned() + "0807" + "12016e",
         "d20404".to_owned() + "0807" + "1001",
     ];
