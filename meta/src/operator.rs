@@ -18,7 +18,7 @@ use crate::cluster::has_role;
 use crate::meta::Meta;
 use crate::placement::writes_tables;
 use crate::processes::ProcessStatus;
-use crate::state::MetaState;
+use crate::state::{JobRecord, MetaState};
 
 #[async_trait]
 impl OperatorService for Meta {
@@ -110,12 +110,15 @@ impl Meta {
             let (id, generation) = (status.relation, status.generation.0);
             let report = self.job_report(status, own.get(&id.0).cloned().unwrap_or_default());
             let relation = catalog.relation(id);
+            let of_record = |job: &JobRecord| (job.process, job.by_operator);
+            let placed = self.shared.state.read().jobs.get(&id).map(of_record);
+            let (worker, by_operator) = placed.unwrap_or_default();
             JobOverview {
                 id: id.0,
                 schema: relation.map(|r| r.schema.clone()).unwrap_or_default(),
                 name: relation.map(|r| r.name.clone()).unwrap_or_default(),
                 kind: relation.map(|r| kind(r)).unwrap_or_default().to_owned(),
-                worker: self.shared.state.read().jobs.get(&id).map_or(0, |job| job.process),
+                worker,
                 generation,
                 parallelism: relation.map_or(0, |r| r.parallelism),
                 writes_tables: relation.is_some_and(|r| writes_tables(r)),
@@ -123,6 +126,7 @@ impl Meta {
                 reason: report.reason,
                 lag_ms: report.lag_ms,
                 load: loads.get(&id).copied(),
+                by_operator,
             }
         };
         self.job_statuses().into_iter().map(overview).collect()

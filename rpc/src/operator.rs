@@ -21,8 +21,9 @@ use crate::version::StatementId;
 pub trait OperatorService: Send + Sync {
     /// Who takes part, and what runs where.
     async fn overview(&self) -> Result<ClusterOverview, CallError>;
-    /// Has a job run on the process of this incarnation; with a table, all that write to tables. Jobs that an earlier call
-    /// of the same id has moved are not told again.
+    /// Has a job run on the process of this incarnation; with a table, all that write to tables. No load moves them from
+    /// there. 0: they stay where they are, until there is a reason to place them elsewhere. Jobs that an earlier call of the
+    /// same id has moved are not told again.
     async fn move_job(
         &self,
         job: JobId,

@@ -102,13 +102,17 @@ enum LeaderCommand {
     Placement,
     /// Has a job run on another compute process
     ///
-    /// It starts there from what is committed. All tables, and sinks into tables, move together. When compute processes
-    /// join or are lost, jobs may be placed anew.
+    /// It starts there from what is committed. All tables, and sinks into tables, move together. They stay there, whatever
+    /// the loads are, until that process is lost or drained.
     Move {
         /// Its name, as public.orders, or its id
         job: String,
         /// The process: its incarnation or its address
-        worker: String,
+        #[arg(required_unless_present = "undo")]
+        worker: Option<String>,
+        /// It need not stay where it was moved: it is placed by its load again
+        #[arg(long, conflicts_with = "worker")]
+        undo: bool,
     },
     /// Takes the jobs of a compute process away, and gives it no others
     Drain {
@@ -184,8 +188,12 @@ async fn perform(options: &CtlOptions, asked: &AtomicBool) -> Result<Told, Strin
             let told = backup::run(leader, command, backup, options.json).await;
             return told.map(Told::from);
         }
-        LeaderCommand::Move { job, worker } => {
+        LeaderCommand::Move { job, undo: true, .. } => {
+            return undo_move(leader, command, job, options.json).await.map(Told::from);
+        }
+        LeaderCommand::Move { job, worker, .. } => {
             let before = overview(leader).await?;
+            let worker = worker.as_deref().unwrap_or_default();
             let (job, worker) = (job_of(&before, job)?, worker_of(&before, worker)?);
             let (id, to) = (RelationId(job.id), incarnation(worker));
             let moving = |leader: RemoteOperator, by: Option<StatementId>| async move {
@@ -370,10 +378,13 @@ fn placed_on<'a>(overview: &'a ClusterOverview, job: &JobOverview) -> Option<&'a
 
 /// By process; a compute process without jobs has a line, too, and jobs without a process come last.
 fn placement(overview: &ClusterOverview) -> Listing {
-    let mut listing = Listing::new(&["worker", "address", "id", "name", "kind", "group"]);
+    let columns = ["worker", "address", "id", "name", "kind", "group", "placed_by"];
+    let mut listing = Listing::new(&columns);
     let job_cells = |job: &JobOverview| {
+        let name = full_name(&job.schema, &job.name);
         let group = job.writes_tables.then_some("tables");
-        [json!(job.id), json!(full_name(&job.schema, &job.name)), json!(job.kind), json!(group)]
+        let by = job.by_operator.then_some("operator");
+        [json!(job.id), json!(name), json!(job.kind), json!(group), json!(by)]
     };
     let computes = overview.workers.iter().filter(|w| w.roles.iter().any(|r| r == "compute"));
     for worker in computes {
@@ -381,13 +392,13 @@ fn placement(overview: &ClusterOverview) -> Listing {
         let mut jobs = overview.jobs.iter().filter(|job| job.worker == own).peekable();
         let is_idle = jobs.peek().is_none();
         let nothing = is_idle.then(|| std::array::from_fn(|_| Value::Null));
-        for [id, name, kind, group] in jobs.map(job_cells).chain(nothing) {
-            listing.add([json!(own), json!(worker.address), id, name, kind, group]);
+        for [id, name, kind, group, by] in jobs.map(job_cells).chain(nothing) {
+            listing.add([json!(own), json!(worker.address), id, name, kind, group, by]);
         }
     }
     for job in overview.jobs.iter().filter(|job| placed_on(overview, job).is_none()) {
-        let [id, name, kind, group] = job_cells(job);
-        listing.add([Value::Null, Value::Null, id, name, kind, group]);
+        let [id, name, kind, group, by] = job_cells(job);
+        listing.add([Value::Null, Value::Null, id, name, kind, group, by]);
     }
     listing
 }
@@ -458,6 +469,26 @@ fn moved(
         }
         false => format!("Moved to process {own} ({address}): {}.", names.join(", ")),
     }
+}
+
+/// Has a job placed by its load again that an operator has moved.
+async fn undo_move(
+    leader: &Connection,
+    command: &LeaderCommand,
+    job: &str,
+    as_json: bool,
+) -> Result<String, String> {
+    let overview = overview(leader).await?;
+    let job = job_of(&overview, job)?;
+    let (id, name) = (RelationId(job.id), full_name(&job.schema, &job.name));
+    let undoing = |leader: RemoteOperator, by: Option<StatementId>| async move {
+        leader.move_job(id, 0, by).await
+    };
+    let PlacedJobs { record, .. } = change(leader, command, undoing).await?.answer;
+    Ok(match as_json {
+        true => json!({"id": job.id, "name": name, "record": record}).to_string(),
+        false => format!("{name} is placed by its load again. It has not moved."),
+    })
 }
 
 fn drained(

@@ -78,10 +78,15 @@ fn outcome(command: &LeaderCommand) -> (String, String) {
         )
     };
     match command {
-        LeaderCommand::Move { job, worker } => (
-            format!("the leader has not answered that {job} is moved to {worker}"),
+        LeaderCommand::Move { job, undo: true, .. } => (
+            format!("the leader has not answered that {job} is placed by its load again"),
             look("placement"),
         ),
+        LeaderCommand::Move { job, worker, .. } => {
+            let worker = worker.as_deref().unwrap_or_default();
+            let what = format!("the leader has not answered that {job} is moved to {worker}");
+            (what, look("placement"))
+        }
         LeaderCommand::Drain { worker, undo } => {
             let what = if *undo { "takes jobs again" } else { "is drained" };
             (format!("the leader has not answered that {worker} {what}"), look("workers"))
@@ -144,6 +149,10 @@ mod tests {
         assert_eq!(limit_of(&["--timeout", "1.5min", "workers"]), given);
         assert_eq!(limit_of(&[&RESTORE[..], &["--timeout", "90s"]].concat()), given);
         assert_eq!(limit_of(&["jobs", "--timeout", "0"]), None);
+        for wrong in [&["move", "t"][..], &["move", "t", "7", "--undo"]] {
+            let arguments = std::iter::once("millrace").chain(wrong.iter().copied());
+            assert!(Cli::try_parse_from(arguments).is_err(), "{wrong:?}");
+        }
         for wrong in ["-1s", "soon", "7"] {
             let timeout = format!("--timeout={wrong}");
             assert!(Cli::try_parse_from(["millrace", "jobs", &timeout]).is_err(), "{wrong}");
@@ -172,6 +181,7 @@ mod tests {
         };
         for (arguments, what, then) in [
             (&["move", "orders", "7"][..], "orders is moved to 7", "millrace ctl placement"),
+            (&["move", "orders", "--undo"], "orders is placed by its load", "ctl placement"),
             (&["drain", "7"], "7 is drained", "millrace ctl workers"),
             (&["drain", "7", "--undo"], "7 takes jobs again", "millrace ctl workers"),
             (&["backup", "create"], "the backup is made", "millrace ctl backup list"),

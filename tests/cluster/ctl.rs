@@ -197,6 +197,17 @@ async fn jobs_are_moved_while_statements_go_on() {
     assert!(generation_of(metas, "public.paid") > generation, "it has started anew");
     let again = told(metas, &["move", "public.paid", &to]);
     assert!(again.contains("runs on process") && again.contains("already"), "{again}");
+    // It stays there until an operator has it placed by its load again.
+    let placed_by = || {
+        let placed = rows(metas, "placement");
+        let line = placed.iter().find(|p| p["name"] == "public.paid").expect("it has its line");
+        line["placed_by"].clone()
+    };
+    assert_eq!(placed_by(), "operator");
+    let undone = told(metas, &["move", "--undo", "paid"]);
+    assert!(undone.contains("public.paid is placed by its load again"), "{undone}");
+    assert_eq!(placed_by(), Value::Null);
+    assert_eq!(address_of(metas, "public.paid"), to.as_str());
     // Tables go together; there and back, so that statements are met at every stage.
     for _ in 0..4 {
         let to = test.other_compute(&address_of(metas, "public.accounts"));

@@ -101,6 +101,33 @@ async fn a_job_is_moved_once_whoever_is_asked_again() {
     assert_eq!(cluster.meta.move_job(v, first, id(3)).await.unwrap().jobs, [v.0]);
 }
 
+/// Whether an operator has placed a job where it runs.
+fn is_by_operator(cluster: &Cluster, id: RelationId) -> bool {
+    cluster.meta.state_for_tests().jobs[&id].by_operator
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_operator_has_moved_stays_until_that_is_undone() {
+    let (cluster, [_, second], [t, v]) = led().await;
+    let u = cluster.created(table("u")).await;
+    assert!([t, u, v].iter().all(|id| !is_by_operator(&cluster, *id)));
+    // It is there already.
+    assert_eq!(cluster.meta.move_job(v, second, id(1)).await.unwrap().jobs, [0u32; 0]);
+    assert_eq!(cluster.meta.move_job(t, second, id(2)).await.unwrap().jobs, [t.0, u.0]);
+    assert!([t, u, v].iter().all(|id| is_by_operator(&cluster, *id)));
+    let cluster = next(cluster).await;
+    let before = placed(&cluster.meta, v);
+    for _ in 0..2 {
+        assert_eq!(cluster.meta.move_job(v, 0, id(3)).await.unwrap().jobs, [0u32; 0]);
+        assert!(!is_by_operator(&cluster, v) && is_by_operator(&cluster, t));
+    }
+    assert_eq!(placed(&cluster.meta, v), before, "it has no reason to run elsewhere");
+    cluster.meta.move_job(u, 0, id(4)).await.unwrap();
+    assert!([t, u].iter().all(|id| !is_by_operator(&cluster, *id)), "tables are one group");
+    let error = cluster.meta.move_job(RelationId(999), 0, id(5)).await.unwrap_err();
+    assert!(error.to_string().contains("there is no job 999"), "{error}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_process_is_drained_once_whoever_is_asked_again() {
     let (cluster, [first, second], [t, _]) = led().await;
