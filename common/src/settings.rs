@@ -381,6 +381,13 @@ pub static SETTINGS: &[Setting] = &[
         "10000",
         "How long a read waits for a view to catch up before it fails naming the view.",
     ),
+    cluster(
+        "rebalance_interval",
+        Scope::Cluster,
+        (0, DAY),
+        "60000",
+        "How often the leader of a cluster looks whether a job is to move to another compute process because loads have changed: it moves one that five looks in a row have found to. 0: never.",
+    ),
     s("row_security", Kind::Bool, "on", "Accepted; there are no row policies."),
     s("search_path", Kind::Text, "\"$user\", public", "Schemas searched for names without one."),
     s("seq_page_cost", Kind::Float, "1", "Accepted; has no effect."),

@@ -6,6 +6,7 @@
 //! is full, another leader takes over. So it is derived from the log alone and repeated until nothing is left to do
 //! ([`Cluster::settle`]).
 
+mod balance;
 mod locks;
 mod lost;
 mod moves;
@@ -29,6 +30,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::DropGuard;
 use tracing::{debug, info, warn};
 
+use self::balance::Balance;
 use crate::compactors::Compactors;
 use crate::computes::Computes;
 use crate::doubted::Doubted;
@@ -81,6 +83,8 @@ pub struct Cluster {
     settled: Mutex<u64>,
     /// Of the tasks that send the record stream to the compute processes.
     senders: Mutex<BTreeMap<u64, DropGuard>>,
+    /// Jobs that are moved because loads have changed.
+    balance: Mutex<Balance>,
 }
 
 impl Cluster {
@@ -117,6 +121,7 @@ impl Cluster {
             doubted: Doubted::default(),
             settled: Mutex::default(),
             senders: Mutex::default(),
+            balance: Mutex::default(),
         })
     }
 

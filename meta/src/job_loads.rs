@@ -18,6 +18,9 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Between two measures that are kept.
 const STEP: Duration = Duration::from_secs(4);
 
+/// What a process has told no longer ago than this is what it tells now.
+const RECENT: Duration = STEP.saturating_mul(3);
+
 /// Loads of jobs, in thousandths of a core.
 pub type Loads = BTreeMap<JobId, u32>;
 
@@ -82,6 +85,18 @@ impl LoadBoard {
         measured.retain(|id, _| state.jobs.contains_key(id));
         measured.iter().filter_map(|(id, m)| Some((*id, m.load?))).collect()
     }
+
+    /// Of those jobs alone of which the process that they run on tells now.
+    pub fn told(&self, state: &MetaState, now: Instant) -> Loads {
+        let measured = self.0.lock();
+        let load = |(id, m): (&JobId, &Measured)| {
+            let last = m.measures.back()?;
+            let is_own = state.jobs.get(id)?.process == m.process;
+            let is_recent = now.saturating_duration_since(last.at) <= RECENT;
+            Some((*id, m.load.filter(|_| is_own && is_recent)?))
+        };
+        measured.iter().filter_map(load).collect()
+    }
 }
 
 /// What the jobs of a process take together; `None`: not known of any.
@@ -145,6 +160,21 @@ mod tests {
         assert!((1_300..=1_500).contains(&load), "{load}");
         told.beat(3, 120, 95_000_000, 0);
         assert_eq!(told.load(), Some(0), "it is idle by now");
+    }
+
+    #[test]
+    fn what_is_told_now_is_of_the_process_that_a_job_runs_on() {
+        let mut told = Told(LoadBoard::default(), Instant::now());
+        let of_now = |told: &Told, after: u64| {
+            let now = told.1 + Duration::from_secs(after);
+            told.0.told(&state(), now).get(&JOB).copied()
+        };
+        told.beat(3, 9, 0, 500);
+        assert_eq!((of_now(&told, 0), of_now(&told, 5)), (Some(500), Some(500)));
+        assert_eq!((of_now(&told, 60), told.load()), (None, Some(500)), "it tells nothing more");
+        told.beat(4, 9, 0, 500);
+        assert_eq!((of_now(&told, 0), told.load()), (None, Some(500)), "it runs elsewhere");
+        assert!(told.0.told(&MetaState::default(), told.1).is_empty());
     }
 
     #[test]

@@ -66,6 +66,7 @@ mod placement;
 pub mod processes;
 mod read;
 pub mod read_lease;
+mod rebalance;
 mod relation_changes;
 pub mod report;
 pub mod schedule;

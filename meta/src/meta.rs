@@ -138,6 +138,11 @@ impl Meta {
         own.into_iter().chain(others.filter(|u| u.incarnation != self.incarnation)).collect()
     }
 
+    /// How many jobs this leader has moved to other processes because loads had changed.
+    pub fn rebalanced_jobs(&self) -> u64 {
+        self.cluster.get().map_or(0, |cluster| cluster.rebalanced())
+    }
+
     /// Compactions that are under way, and jobs that wait for one.
     pub fn compactions(&self) -> Vec<CompactionReport> {
         self.shared.compactions.reports(self.shared.env.now())

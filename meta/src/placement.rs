@@ -101,7 +101,8 @@ fn process_of(state: &MetaState, job: JobId) -> u64 {
     state.jobs.get(&job).map_or(0, |job| job.process)
 }
 
-fn is_writer(state: &MetaState, job: JobId) -> bool {
+/// Whether this is a job that writes to tables.
+pub fn is_writer(state: &MetaState, job: JobId) -> bool {
     state.relations.get(&job).is_some_and(|relation| writes_tables(relation))
 }
 

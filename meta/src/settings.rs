@@ -22,6 +22,8 @@ pub struct Settings {
     pub rebuild_detached: bool,
     /// Whether frontends read few rows from the memory of the process that has them.
     pub read_from_owner: bool,
+    /// Between two looks whether a job is to move because loads have changed; zero: there are none.
+    pub rebalance_interval: Duration,
 }
 
 impl Settings {
@@ -46,6 +48,7 @@ impl Settings {
             changelog_retention_bytes: number("changelog_retention_bytes"),
             rebuild_detached: text("detached_views") == "rebuild",
             read_from_owner: text("read_from_owner") == "on",
+            rebalance_interval: get("rebalance_interval"),
         }
     }
 
@@ -58,6 +61,7 @@ impl Settings {
             "log_retention" => self.log_retention,
             "object_retention" => self.object_retention,
             "changelog_retention" => self.changelog_retention,
+            "rebalance_interval" => self.rebalance_interval,
             "changelog_retention_bytes" => return Some(self.changelog_retention_bytes.to_string()),
             "detached_views" => {
                 return Some(if self.rebuild_detached { "rebuild" } else { "keep" }.to_owned());

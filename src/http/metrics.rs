@@ -179,6 +179,12 @@ pub(crate) fn log(out: &mut Exposition, meta: &Meta) {
     segments(out, meta);
 }
 
+/// Of the process that leads a cluster: jobs that it has moved.
+pub(crate) fn placement(out: &mut Exposition, meta: &Meta) {
+    let help = "Jobs moved to other compute processes because loads had changed.";
+    out.single("millrace_jobs_rebalanced_total", "counter", help, meta.rebalanced_jobs());
+}
+
 /// Blocks and reads of a process that reads the store.
 pub(crate) fn cache(out: &mut Exposition, store: &StateStore) {
     let c = store.cache().stats();

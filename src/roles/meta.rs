@@ -434,6 +434,7 @@ fn has_stopped(
 fn write_jobs(meta: &Meta, text: &mut String) {
     let mut out = Exposition::new(text);
     http::metrics::log(&mut out, meta);
+    http::metrics::placement(&mut out, meta);
     let catalog = meta.catalog();
     let name = |job: &JobRow| {
         let relation = catalog.relation(RelationId(job.relation));

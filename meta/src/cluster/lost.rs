@@ -1,5 +1,5 @@
 //! Looks once a second for processes that are to be fenced: that tell nothing, that no call reaches, that the object store
-//! does not answer, or that apply no records.
+//! does not answer, or that apply no records. Where all are well, jobs may be moved to even loads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +44,7 @@ impl Cluster {
                 self.shared.members.begin_again(now);
             }
             self.ask_if_unreached();
+            self.rebalance();
             let (lost, number) = (self.lost(), self.shared.state.read().number);
             let is_settled = *self.settled.lock() == number && !self.has_come();
             let found = Found {
@@ -117,14 +118,14 @@ impl Cluster {
     }
 
     /// Whether a process is doubted no more that is not made use of yet.
-    fn has_come(&self) -> bool {
+    pub(super) fn has_come(&self) -> bool {
         let (state, known) = (self.shared.state.read(), self.known.lock());
         let own = self.shared.incarnation.get();
         let mut new = state.processes.live().iter().filter(|(id, _)| !known.contains(id));
         new.any(|(id, p)| own != Some(id) && !self.doubted.holds(&p.registration.address))
     }
 
-    fn lost(&self) -> Vec<u64> {
+    pub(super) fn lost(&self) -> Vec<u64> {
         let state = self.shared.state.read();
         let now = self.shared.env.now();
         let mut lost = self.shared.members.lost(&state.processes, now);

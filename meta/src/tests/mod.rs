@@ -25,6 +25,7 @@ mod operators;
 mod processes;
 mod read_lease;
 mod reads;
+mod rebalance;
 mod rebuild;
 pub mod simulation;
 mod sources;

@@ -31,7 +31,7 @@ async fn led() -> (Cluster, [u64; 2], [RelationId; 2]) {
 }
 
 /// Another one takes over from a leader that is lost; the processes are not.
-async fn next(cluster: Cluster) -> Cluster {
+pub async fn next(cluster: Cluster) -> Cluster {
     let Cluster { meta, fake, store } = cluster;
     meta.shutdown().await;
     drop(meta);
