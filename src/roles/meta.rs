@@ -21,6 +21,7 @@ use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server
 use millrace_storage::object::Metered;
 use object_store::ObjectStore;
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{info, warn};
@@ -63,21 +64,36 @@ pub struct MetaProcess {
 }
 
 impl MetaProcess {
-    /// As [`MetaProcess::start`]; [`StartError::Stopped`] when `stop` is cancelled meanwhile.
-    pub async fn start_until(
-        config: RoleConfig,
-        overrides: Overrides,
-        stop: &CancellationToken,
-    ) -> Result<MetaProcess, StartError> {
-        let started = stop.run_until_cancelled(MetaProcess::start(config, overrides)).await;
-        started.unwrap_or(Err(StartError::Stopped))
-    }
-
     /// Leads, or stands by.
     pub async fn start(
         config: RoleConfig,
         overrides: Overrides,
     ) -> Result<MetaProcess, StartError> {
+        MetaProcess::start_until(config, overrides, &CancellationToken::new()).await
+    }
+
+    /// The same; [`StartError::Stopped`], and it has ended in order, when `stop` is cancelled meanwhile.
+    pub async fn start_until(
+        config: RoleConfig,
+        overrides: Overrides,
+        stop: &CancellationToken,
+    ) -> Result<MetaProcess, StartError> {
+        let begun = stop.run_until_cancelled(MetaProcess::begin(config, overrides)).await;
+        let (process, started) = begun.unwrap_or(Err(StartError::Stopped))?;
+        let Some(started) = stop.run_until_cancelled(started).await else {
+            process.shutdown().await;
+            return Err(StartError::Stopped);
+        };
+        started.map_err(|_| SqlError::internal("a meta process has ended while it started"))??;
+        Ok(process)
+    }
+
+    /// Is there for others, and goes on by itself. What is returned with it completes when it leads or stands by, or says
+    /// why it cannot.
+    async fn begin(
+        config: RoleConfig,
+        overrides: Overrides,
+    ) -> Result<(MetaProcess, oneshot::Receiver<Result<(), StartError>>), StartError> {
         let began = Instant::now();
         let Ground { object_store, listener, address, advertised, requests, lock } =
             Ground::prepare(&config, &overrides).await?;
@@ -95,6 +111,7 @@ impl MetaProcess {
             slot,
             operator,
             leading: OnceLock::new(),
+            outwaited: CancellationToken::new(),
             identity: OnceLock::new(),
             fenced: Arc::default(),
             clock: Mutex::default(),
@@ -111,16 +128,11 @@ impl MetaProcess {
         let serving = Serving::start(&seat.admission, server, listener);
         standby.refuse_other_store().await?;
         standby.refuse_standalone(&own).await?;
-        let at_once = match standby.claims_at_once(&own).filter(|_| may_lead) {
-            Some(record) => seat.lead(record, None).await?,
-            None => false,
-        };
-        if !at_once {
-            info!(store_id = shown(standby.store_id()), "stands by");
-        }
-        let task = tokio::spawn(Arc::clone(&seat).run((!at_once).then_some(standby)));
+        let at_once = standby.claims_at_once(&own).filter(|_| may_lead);
+        let (tell, started) = oneshot::channel();
+        let task = tokio::spawn(Arc::clone(&seat).run(standby, at_once, tell));
         let task = AbortOnDropHandle::new(task);
-        Ok(MetaProcess { address, seat, serving, task, _port: port, _lock: lock })
+        Ok((MetaProcess { address, seat, serving, task, _port: port, _lock: lock }, started))
     }
 
     /// Completes when this process may no longer lead.
@@ -128,13 +140,19 @@ impl MetaProcess {
         self.seat.ending.ended().await
     }
 
-    /// Of a leader: its successor need not wait.
+    /// Of a leader, and of one that is about to lead: its successor need not wait.
     pub async fn shutdown(self) {
         let MetaProcess { seat, serving, task, .. } = self;
-        drop(task);
+        let leading = match seat.leading.get() {
+            // A resignation says that nobody answers reads any more. One that has claimed the lead and does not lead yet may
+            // say so when that holds for its predecessor, too.
+            Some(meta) => seat.has_outwaited(task).await.then_some(meta),
+            None => {
+                drop(task);
+                None
+            }
+        };
         seat.admission.resign();
-        // One that has claimed the lead and still waits for its predecessor has nothing to hand over: the next must wait.
-        let leading = seat.leading.get().filter(|_| seat.slot.get().is_some());
         if let Some(meta) = leading {
             // Ends what waits, so that its callers turn to the next leader.
             meta.shutdown().await;
@@ -163,6 +181,8 @@ struct Seat {
     operator: Arc<OperatorSlot>,
     /// Once it has claimed the lead.
     leading: OnceLock<Arc<Meta>>,
+    /// Cancelled when no leader before it can answer a read any more.
+    outwaited: CancellationToken,
     /// As which it leads.
     identity: OnceLock<Arc<Identity>>,
     /// Processes that it has fenced.
@@ -201,9 +221,29 @@ impl Seat {
         ))
     }
 
-    /// Stands by until this process leads, and then leads until it ends.
-    async fn run(self: Arc<Seat>, standby: Option<Standby>) {
-        if let Some(mut standby) = standby {
+    /// Leads at once, if `at_once` is the log's last record, or stands by until it leads; then it leads until it ends.
+    /// `started` is told when it does either, or why it cannot.
+    async fn run(
+        self: Arc<Seat>,
+        mut standby: Standby,
+        at_once: Option<u64>,
+        started: oneshot::Sender<Result<(), StartError>>,
+    ) {
+        let leads = match at_once {
+            Some(record) => self.lead(record, None).await,
+            None => Ok(false),
+        };
+        let leads = match leads {
+            Ok(leads) => leads,
+            // As below.
+            Err(error) => return drop(started.send(Err(error))),
+        };
+        if !leads {
+            info!(store_id = shown(standby.store_id()), "stands by");
+        }
+        // Nobody may wait for it any more.
+        let _ = started.send(Ok(()));
+        if !leads {
             loop {
                 let record = standby.wait().await;
                 let mut pause = PAUSE;
@@ -283,6 +323,7 @@ impl Seat {
         stopped: impl Future<Output = ()>,
     ) -> Result<(), StartError> {
         begin_to_lead(&self.config.process, meta, stopped).await;
+        self.outwaited.cancel();
         let connect = Peers {
             identity,
             admission: Arc::clone(&self.admission),
@@ -297,6 +338,18 @@ impl Seat {
         self.admission.lead(meta.term());
         tell_start(&self.config.process, meta, self.began);
         Ok(())
+    }
+
+    /// Waits until no leader before this one, which has claimed the lead, can answer a read any more; `work` goes on with
+    /// the claim until then. Whether that is so.
+    async fn has_outwaited(&self, work: AbortOnDropHandle<()>) -> bool {
+        let outwaited = tokio::time::timeout(PREDECESSOR, self.outwaited.cancelled());
+        tokio::select! {
+            biased;
+            // The claim is in the log: after so long, too, it is so.
+            _ = outwaited => true,
+            _ = work => self.outwaited.is_cancelled(),
+        }
     }
 
     /// Ends the process when another one leads, as the log says or whoever has called.

@@ -56,12 +56,30 @@ async fn who_finds_another_protocol_version_does_not_start() {
     }
 }
 
+fn free_address() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+/// What the process at an address says when this is so.
+async fn said_by(address: &str, is_so: fn(&Handshake) -> bool) -> Handshake {
+    let identity = Arc::new(Identity::follower());
+    let peer = Peer::new(address, identity, CallLimits::default()).unwrap();
+    let says = async {
+        loop {
+            match peer.handshake().await {
+                Ok(said) if is_so(&said) => break said,
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, says).await.unwrap()
+}
+
 #[tokio::test]
 async fn who_is_about_to_lead_tells_that_the_store_does_not_answer() {
     let dir = tempfile::tempdir().unwrap();
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let address = free_address();
     let sim = SimStore::in_memory(Profile::INSTANT, 1);
     let store: Arc<dyn ObjectStore> = Arc::new(sim.clone());
     // One has led at its address and has not resigned: its lease is waited for.
@@ -75,19 +93,36 @@ async fn who_is_about_to_lead_tells_that_the_store_does_not_answer() {
     let start = async move { MetaProcess::start(config, overrides).await.map(drop) };
     let _starting = AbortOnDropHandle::new(tokio::spawn(start));
 
-    let identity = Arc::new(Identity::follower());
-    let peer = Peer::new(&address, identity, CallLimits::default()).unwrap();
-    let says = async |what: fn(&Handshake) -> bool| {
-        loop {
-            match peer.handshake().await {
-                Ok(said) if what(&said) => break said,
-                _ => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    let waits = says(|said| said.log_wait > Duration::from_secs(1));
-    let said = tokio::time::timeout(LIMIT, waits).await.unwrap();
+    let said = said_by(&address, |said| said.log_wait > Duration::from_secs(1)).await;
     assert!(said.incarnation != 0 && !said.leads, "{said:?}");
+}
+
+/// It has claimed the lead and waits for the lease of the one before, which nobody has to outwait once more.
+#[tokio::test]
+async fn who_ends_before_it_leads_resigns_when_the_one_before_answers_no_read_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = free_address();
+    let store: Arc<dyn ObjectStore> = Arc::new(SimStore::in_memory(Profile::INSTANT, 1));
+    // Its lease is waited for.
+    let term = Meta::open(of_leader(&address, &store)).await.unwrap().term();
+    let config =
+        of_meta(Config { listen: address.clone(), ..Config::embedded(dir.path()) }, Vec::new());
+    let object_store = Some(Arc::clone(&store));
+    let overrides = Overrides { object_store, ..Overrides::default() };
+    let (began, stop) = (Instant::now(), CancellationToken::new());
+    let stopped = stop.clone();
+    let start =
+        async move { MetaProcess::start_until(config, overrides, &stopped).await.map(drop) };
+    let starting = tokio::spawn(start);
+    let said = said_by(&address, |said| said.incarnation != 0).await;
+    assert!(!said.leads, "{said:?}");
+    stop.cancel();
+    let ended = tokio::time::timeout(LIMIT, starting).await.unwrap().unwrap();
+    assert!(matches!(ended, Err(StartError::Stopped)), "{ended:?}");
+    assert!(began.elapsed() >= PREDECESSOR, "the one before may answer reads");
+    let next = Meta::open(of_leader("", &store)).await.unwrap();
+    assert_eq!(next.term(), term + 2);
+    assert!(next.predecessors().is_empty(), "it has resigned");
 }
 
 /// Has a schema made by whoever leads at this address, as the process of this incarnation.
