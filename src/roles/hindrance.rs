@@ -17,6 +17,8 @@ pub struct Hindrance(Mutex<Known>);
 struct Known {
     /// `None`: there is none.
     why: Option<String>,
+    /// The last claim has found that the clock of this process is wrong.
+    clock: Option<String>,
     /// What the log was told last, since the leader was heard of last.
     told: Option<String>,
 }
@@ -24,7 +26,21 @@ struct Known {
 impl Hindrance {
     /// `None`: it may claim the lead when there is a reason to.
     pub fn get(&self) -> Option<String> {
-        self.0.lock().why.clone()
+        let known = self.0.lock();
+        known.clock.clone().or_else(|| known.why.clone())
+    }
+
+    /// How the clock was found to be wrong by a claim; `None`: it is right. Whether nobody was told of it before, since the
+    /// leader was heard of last.
+    pub fn set_clock(&self, wrong: Option<String>) -> bool {
+        let is_wrong = wrong.is_some();
+        let before = std::mem::replace(&mut self.0.lock().clock, wrong);
+        is_wrong && before.is_none()
+    }
+
+    /// Whether the last claim has failed because of the clock.
+    pub fn is_of_clock(&self) -> bool {
+        self.0.lock().clock.is_some()
     }
 
     pub fn set(&self, why: Option<String>) {
@@ -38,7 +54,7 @@ impl Hindrance {
         known.why = why;
     }
 
-    /// The leader is there and answers.
+    /// The leader is there and answers: nobody needs this process, whatever keeps it from the lead.
     pub fn clear(&self) {
         *self.0.lock() = Known::default();
     }
@@ -61,4 +77,25 @@ pub fn refused(who: &str, address: &str, error: &CallError) -> String {
         "{who} at {address} is there and does not talk with this process: {error}; check --rpc-tls-cert, --rpc-tls-key \
          and --rpc-tls-ca of both"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_is_told_until_it_is_right_or_a_leader_answers() {
+        let (hindrance, wrong) = (Hindrance::default(), || Some("it is wrong".to_owned()));
+        assert!(hindrance.set_clock(wrong()));
+        assert!(!hindrance.set_clock(wrong()), "the log has it");
+        // A look that finds nothing else does not end it: the next claim does.
+        hindrance.set(None);
+        assert_eq!((hindrance.get(), hindrance.is_of_clock()), (wrong(), true));
+        assert!(!hindrance.set_clock(None));
+        assert_eq!((hindrance.get(), hindrance.is_of_clock()), (None, false));
+        hindrance.set_clock(wrong());
+        hindrance.clear();
+        assert_eq!(hindrance.get(), None);
+        assert!(hindrance.set_clock(wrong()), "it is told once more");
+    }
 }

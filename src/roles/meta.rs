@@ -20,7 +20,6 @@ use millrace_rpc::operator::OperatorService;
 use millrace_rpc::remote::{Admission, Identity, LeaderSlot, OperatorSlot, Server};
 use millrace_storage::object::Metered;
 use object_store::ObjectStore;
-use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -114,7 +113,6 @@ impl MetaProcess {
             outwaited: CancellationToken::new(),
             identity: OnceLock::new(),
             fenced: Arc::default(),
-            clock: Mutex::default(),
             hindrance: Arc::default(),
             ending: Ending::default(),
             began,
@@ -187,9 +185,7 @@ struct Seat {
     identity: OnceLock<Arc<Identity>>,
     /// Processes that it has fenced.
     fenced: Arc<AtomicU64>,
-    /// Why its clock kept it from leading when it was about to.
-    clock: Mutex<Option<String>>,
-    /// Why it must not lead.
+    /// Why it must not lead, or why its clock kept it from that when it was about to.
     hindrance: Arc<Hindrance>,
     ending: Ending,
     began: Instant,
@@ -249,7 +245,7 @@ impl Seat {
                 let mut pause = PAUSE;
                 match self.lead(record, standby.followed()).await {
                     Ok(true) => break,
-                    Ok(false) if self.clock.lock().is_some() => pause = CLOCK_PAUSE,
+                    Ok(false) if self.hindrance.is_of_clock() => pause = CLOCK_PAUSE,
                     Ok(false) => info!("another process was first: stands by"),
                     Err(error) if self.leading.get().is_none() => {
                         warn!(%error, "the lead could not be taken, trying again");
@@ -269,17 +265,20 @@ impl Seat {
     async fn lead(&self, record: u64, before: Option<Followed>) -> Result<bool, StartError> {
         let meta =
             match take_lead(&self.config.process, &self.overrides, || self.options(record)).await {
-                Err(StartError::Meta(error)) if is_overtaken(&error) => return Ok(false),
+                Err(StartError::Meta(error)) if is_overtaken(&error) => {
+                    // The clock is looked at before the log.
+                    self.hindrance.set_clock(None);
+                    return Ok(false);
+                }
                 Err(StartError::Meta(error)) if is_skewed(&error) => {
-                    let before = self.clock.lock().replace(error.to_string());
-                    if before.is_none() {
+                    if self.hindrance.set_clock(Some(error.to_string())) {
                         warn!(%error, "stands by until the clock is right");
                     }
                     return Ok(false);
                 }
                 meta => meta?,
             };
-        *self.clock.lock() = None;
+        self.hindrance.set_clock(None);
         // Set once: a process leads once.
         let _ = self.leading.set(Arc::clone(&meta));
         let usage = UsageSource { requests: self.requests.clone(), ..UsageSource::default() };
@@ -443,7 +442,7 @@ impl Seat {
                 move || fenced.load(Ordering::Relaxed),
             )
             .with_store(requests, None)
-            .with_health(move || health.clock.lock().clone().or_else(|| health.hindrance.get()))
+            .with_health(move || health.hindrance.get())
             .with_text(move |text| {
                 // One that is about to lead, or leads no longer, says nothing of jobs: sums would count them twice.
                 if leads.leads()
