@@ -11,14 +11,15 @@ const NAMES: [&str; 4] = ["meta", "compute", "frontend1", "frontend2"];
 /// How long something may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-async fn health(cluster: &Cluster, name: &str) -> Result<(), String> {
+/// What `millrace health` says of a process.
+pub async fn health(cluster: &Cluster, name: &str) -> Result<(), String> {
     let console = cluster.console(name).to_owned();
     let asked = tokio::task::spawn_blocking(move || millrace::health::check(&console));
     asked.await.expect("no panic")
 }
 
-/// Returns what a frontend says when it is well, or not.
-async fn health_when(cluster: &Cluster, name: &str, is_well: bool) -> Result<(), String> {
+/// Returns what a process says when it is well, or not.
+pub async fn health_when(cluster: &Cluster, name: &str, is_well: bool) -> Result<(), String> {
     let deadline = Instant::now() + LIMIT;
     loop {
         let said = health(cluster, name).await;

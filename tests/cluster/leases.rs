@@ -23,7 +23,7 @@ async fn reader(cluster: &Cluster, name: &str) -> Client {
 }
 
 /// Returns when the log of a process says so.
-async fn told(cluster: &mut Cluster, name: &str, what: &str) {
+pub async fn told(cluster: &mut Cluster, name: &str, what: &str) {
     let deadline = Instant::now() + LIMIT;
     while !cluster.process(name).log().contains(what) {
         assert!(Instant::now() < deadline, "{what}:\n{}", cluster.process(name).log());

@@ -6,6 +6,7 @@
 
 mod backups;
 mod bad_starts;
+mod clocks;
 mod compactors;
 mod console;
 mod ctl;

@@ -14,6 +14,7 @@ use millrace_s3::{Options, Server};
 use millrace_storage::sim::{Faults, Profile};
 use tokio_postgres::{Client, NoTls};
 
+use crate::clocks::Clock;
 use crate::network::Network;
 
 /// How long a process may take until it is ready: a cold binary on a busy machine.
@@ -169,9 +170,11 @@ pub struct Cluster {
     /// Where those listen that others must find again when they were killed.
     ports: BTreeMap<&'static str, String>,
     processes: BTreeMap<&'static str, Process>,
-    /// Where frontends have their HTTP ports, if they have any.
+    /// Where processes have their HTTP ports, if they have any; those of frontends are consoles.
     consoles: BTreeMap<&'static str, String>,
     has_consoles: bool,
+    /// Of processes whose clocks are set.
+    clocks: BTreeMap<&'static str, Clock>,
     /// What is between them, if that is to be changed; else they call each other directly.
     network: Option<Network>,
     flags: &'static [&'static str],
@@ -216,10 +219,20 @@ impl Cluster {
         Cluster::start_with_flags(dir, names, &[]).await
     }
 
-    /// Frontends have consoles.
+    /// Processes have HTTP ports.
     pub async fn start_with_consoles(dir: &Path, names: &[&'static str]) -> Cluster {
         let cluster = Cluster::prepare(dir, names, &[], None).await;
         Cluster { has_consoles: true, ..cluster }.begun(names)
+    }
+
+    /// The same, and some have clocks that can be set.
+    pub async fn start_with_clocks(
+        dir: &Path,
+        names: &[&'static str],
+        clocks: BTreeMap<&'static str, Clock>,
+    ) -> Cluster {
+        let cluster = Cluster::prepare(dir, names, &[], None).await;
+        Cluster { has_consoles: true, clocks, ..cluster }.begun(names)
     }
 
     /// All processes are given these flags, too.
@@ -247,7 +260,7 @@ impl Cluster {
         Cluster::start_on(dir, names, &[], Some(network)).await
     }
 
-    /// The same, and frontends have consoles.
+    /// The same, and they have HTTP ports.
     pub async fn start_on_network_with_consoles(
         dir: &Path,
         names: &[&'static str],
@@ -290,6 +303,7 @@ impl Cluster {
             processes: BTreeMap::new(),
             consoles: BTreeMap::new(),
             has_consoles: false,
+            clocks: BTreeMap::new(),
             network,
             flags,
             log: None,
@@ -395,7 +409,7 @@ impl Cluster {
             Some(_) => self.dir.join(name),
             None => self.dir.join(format!("{name}-{}", self.starts)),
         };
-        let console = (self.has_consoles && !takes_calls).then(free_address);
+        let console = self.has_consoles.then(free_address);
         let http = console.as_deref().unwrap_or("off");
         let mut command = self.command(role(name), "millrace", &data_dir, [&listen, http]);
         if let Some(console) = console {
@@ -405,6 +419,7 @@ impl Cluster {
         std::fs::create_dir_all(&work_dir).expect("a working directory");
         command.current_dir(work_dir).args(self.flags).args(flags);
         command.envs(self.log.map(|log| ("MILLRACE_LOG", log)));
+        command.envs(self.clocks.get(name).into_iter().flat_map(Clock::environment));
         if let Some(network) = &self.network {
             let store = network.proxy_for(name, OBJECT_STORE, &self.store_address());
             command.env("AWS_ENDPOINT_URL", format!("http://{store}"));
@@ -447,9 +462,14 @@ impl Cluster {
         self.s3.store().set_faults(faults);
     }
 
-    /// Where a frontend has its HTTP port.
+    /// Where a process has its HTTP port.
     pub fn console(&self, name: &str) -> &str {
         &self.consoles[name]
+    }
+
+    /// Sets the clock of a process so many seconds ahead of the machine's.
+    pub fn set_clock(&self, name: &str, ahead: i64) {
+        self.clocks[name].set(ahead);
     }
 
     /// The working directory of the processes of a role.
