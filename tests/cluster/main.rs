@@ -12,6 +12,7 @@ mod console;
 mod ctl;
 mod definitions;
 mod health;
+mod hot_fetch;
 mod interrupted;
 mod leases;
 mod metas;
