@@ -1,5 +1,6 @@
-//! As `publishing.rs`, with targets that are reached over a network: a bucket and PostgreSQL. What the stopped process has
-//! sent arrives late, and it wakes up when another one has the sinks: nothing is there twice, or in another order.
+//! As `publishing.rs`, with targets that are reached over a network: a bucket, PostgreSQL and Kafka. What the stopped
+//! process has sent arrives late, and it wakes up when another one has the sinks: nothing is there twice, or in another
+//! order.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use millrace_sqllogictest::target::Target;
 use tokio_postgres::Client;
 
+use crate::broker::{Broker, Hold};
 use crate::network::{Network, Way, around};
 use crate::postgres::{address, url_at};
 use crate::process::{Cluster, stop};
@@ -22,6 +24,9 @@ const STOPPED: &str = "compute2";
 /// The targets in the network.
 const BUCKET: &str = "bucket";
 const POSTGRES: &str = "postgres";
+/// The one that holds back by itself what it is sent, and its topic.
+const KAFKA: &str = "kafka";
+const TOPIC: &str = "t";
 /// For targets to have all changes: a sink whose target does not answer waits for up to 30 s before it tries again.
 const FLUSH_LIMIT: Duration = Duration::from_secs(120);
 /// Where the bucket's files are.
@@ -43,6 +48,8 @@ struct Published {
     files: BTreeMap<PathBuf, String>,
     /// Transaction, batch and number, in the order in which they came; `None`: there is no server.
     rows: Option<Vec<(i64, i32, i32)>>,
+    /// By transaction.
+    messages: Option<Vec<String>>,
 }
 
 struct Test {
@@ -51,6 +58,8 @@ struct Test {
     client: Client,
     /// `None`: no server was given.
     postgres: Option<Target>,
+    /// `None`: the build has no client for it.
+    kafka: Option<Broker>,
     /// That were written.
     batches: usize,
     _dir: tempfile::TempDir,
@@ -80,12 +89,29 @@ impl Test {
             );
             execute(&client, &sink).await;
         }
-        Test { cluster, network, client, postgres, batches: 0, _dir: dir }
+        let kafka = if cfg!(feature = "kafka") { Some(Broker::start().await) } else { None };
+        if let Some(kafka) = &kafka {
+            let sink = format!(
+                "CREATE SINK to_kafka FROM t WITH (connector = 'kafka', topic = '{TOPIC}', \
+                 properties.bootstrap.servers = '{}', force_append_only = true) \
+                 FORMAT PLAIN ENCODE CSV",
+                kafka.address()
+            );
+            execute(&client, &sink).await;
+        }
+        Test { cluster, network, client, postgres, kafka, batches: 0, _dir: dir }
     }
 
+    /// Those in the network.
     fn targets(&self) -> Vec<&'static str> {
         let postgres = self.postgres.is_some().then_some(POSTGRES);
         [BUCKET].into_iter().chain(postgres).collect()
+    }
+
+    /// The targets of all sinks.
+    fn all_targets(&self) -> Vec<&'static str> {
+        let kafka = self.kafka.is_some().then_some(KAFKA);
+        self.targets().into_iter().chain(kafka).collect()
     }
 
     async fn write(&mut self) {
@@ -115,7 +141,7 @@ impl Test {
     /// The process that is to be stopped has the sinks, and a session at PostgreSQL, and the other one the table.
     async fn publish(&mut self) {
         self.place("public.t", "compute1");
-        for target in self.targets() {
+        for target in self.all_targets() {
             self.place(&format!("public.to_{target}"), STOPPED);
         }
         self.await_beside_table(0).await;
@@ -131,6 +157,9 @@ impl Test {
         }
         let published = self.published().await;
         check_order(published.files.values().map(|text| rows_of(text)), self.batches, ROWS);
+        if let Some(messages) = &published.messages {
+            check_order(messages.iter().map(|text| rows_of(text)), self.batches, ROWS);
+        }
         if let Some(rows) = &published.rows {
             let changes = rows.chunk_by(|one, next| one.0 == next.0);
             let row = |(_, batch, i): &(i64, i32, i32)| (*batch as usize, *i as usize);
@@ -146,11 +175,14 @@ impl Test {
             (path, text)
         };
         let files = objects.map(read).collect();
-        let Some(postgres) = &self.postgres else { return Published { files, rows: None } };
+        let messages = self.kafka.as_ref().map(|kafka| kafka.changes(TOPIC));
+        let Some(postgres) = &self.postgres else {
+            return Published { files, rows: None, messages };
+        };
         let sql = "SELECT change, batch, i FROM t ORDER BY position";
         let rows = postgres.client.query(sql, &[]).await.expect("a read");
         let rows = rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))).collect();
-        Published { files, rows: Some(rows) }
+        Published { files, rows: Some(rows), messages }
     }
 
     /// In PostgreSQL somebody waits who uses this table.
@@ -171,9 +203,22 @@ impl Test {
     }
 
     /// A connection to the bucket that is idle may end at any time: the next request is to have one of its own.
-    fn hold(&self, ways: &[Way]) {
+    fn hold(&self, ways: &[Way], of_kafka: Hold) {
         self.network.hold(ways.iter().copied());
         self.network.reset((STOPPED, BUCKET));
+        if let Some(kafka) = &self.kafka {
+            kafka.hold(of_kafka);
+        }
+    }
+
+    /// Returns when something goes each of these ways, or to Kafka, that is held back.
+    async fn await_held(&self, ways: &[Way]) {
+        for way in ways {
+            self.network.await_held(*way).await;
+        }
+        if let Some(kafka) = &self.kafka {
+            kafka.await_held().await;
+        }
     }
 
     fn stop(&mut self) {
@@ -193,13 +238,12 @@ impl Test {
     async fn a_request_arrives_late(&mut self) {
         self.publish().await;
         let targets = self.targets();
-        self.hold(&around(STOPPED, &targets));
+        let requests: Vec<Way> = targets.iter().map(|target| (STOPPED, *target)).collect();
+        self.hold(&around(STOPPED, &targets), Hold::Rest);
         self.write().await;
-        for target in &targets {
-            self.network.await_held((STOPPED, *target)).await;
-        }
+        self.await_held(&requests).await;
         self.stop();
-        self.await_beside_table(targets.len()).await;
+        self.await_beside_table(self.all_targets().len()).await;
         for _ in 0..2 {
             self.write().await;
         }
@@ -209,27 +253,34 @@ impl Test {
             self.network.release(&[(STOPPED, *target)]);
             self.network.await_held((*target, STOPPED)).await;
         }
+        if let Some(kafka) = &self.kafka {
+            kafka.release();
+            kafka.await_refused().await;
+        }
         assert!(self.published().await == published, "what was late has changed a target");
         self.network.release(&around(STOPPED, &targets));
         self.wake();
         assert!(self.published().await == published, "the woken process has changed a target");
     }
 
-    /// A change is with the targets when the process is stopped: the bucket has it, and PostgreSQL in a transaction that is
-    /// open. There the next process waits for that.
+    /// A change is with the targets when the process is stopped: the bucket and Kafka have it, and PostgreSQL in a
+    /// transaction that is open. There the next process waits for that.
     async fn an_answer_arrives_late(&mut self) {
         self.publish().await;
         let answer = (BUCKET, STOPPED);
         self.in_postgres("pg_advisory_lock").await;
-        self.hold(&[answer]);
+        self.hold(&[answer], Hold::Commit);
         self.write().await;
-        self.network.await_held(answer).await;
+        self.await_held(&[answer]).await;
         self.await_waiting_in_postgres("t").await;
         self.stop();
         self.in_postgres("pg_advisory_unlock").await;
-        self.await_beside_table(self.targets().len()).await;
+        self.await_beside_table(self.all_targets().len()).await;
         self.await_waiting_in_postgres("millrace_sink").await;
         self.network.release(&[answer]);
+        if let Some(kafka) = &self.kafka {
+            kafka.release();
+        }
         self.wake();
         for _ in 0..2 {
             self.write().await;

@@ -6,6 +6,7 @@
 
 mod backups;
 mod bad_starts;
+mod broker;
 mod clocks;
 mod compactors;
 mod console;
