@@ -250,11 +250,15 @@ pub fn references_of(version: &JobVersion) -> impl Iterator<Item = (&str, u64)> 
     runs.chain(version.tail.iter().chain(staged).map(|s| (s.object.as_str(), s.length)))
 }
 
-/// Incarnation and counter of `data/<incarnation>/<counter>.<extension>`.
+/// Incarnation and counter of `data/<incarnation>/<counter>.<extension>`. No other name is one of this store: another
+/// store may lie below the prefix, with objects of its own.
 pub fn parse(name: &str) -> Option<(u64, u64)> {
-    let mut parts = name.rsplit('/');
-    let counter = parts.next()?.split('.').next()?;
-    let incarnation = parts.next()?;
+    let mut parts = name.strip_prefix(DATA_PREFIX)?.strip_prefix('/')?.split('/');
+    let (incarnation, object) = (parts.next()?, parts.next()?);
+    if parts.next().is_some() {
+        return None;
+    }
+    let counter = object.split('.').next()?;
     Some((incarnation.parse().ok()?, counter.parse().ok()?))
 }
 
@@ -264,6 +268,21 @@ mod tests {
 
     fn name(counter: u64) -> String {
         format!("data/3/{counter}.seg")
+    }
+
+    #[test]
+    fn only_names_of_this_store_have_an_incarnation() {
+        assert_eq!(parse("data/3/5.seg"), Some((3, 5)));
+        for name in [
+            "data/copy/data/3/5.seg",
+            "data/7/data/3/5.seg",
+            "copy/data/3/5.seg",
+            "data/3",
+            "data/3/x.seg",
+            "database/3/5.seg",
+        ] {
+            assert_eq!(parse(name), None, "{name}");
+        }
     }
 
     #[test]

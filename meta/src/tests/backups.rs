@@ -10,6 +10,7 @@ use millrace_rpc::operator::{BackupOverview, OperatorService};
 use millrace_rpc::version::{RunMeta, VersionEdit};
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt};
 
 use super::fake::Cluster;
@@ -242,4 +243,21 @@ async fn a_restore_that_was_cut_off_is_repeated_and_other_targets_are_refused() 
     used.put(&Path::from("mine.txt"), "text".into()).await.unwrap();
     let error = restore(&cluster, &used, "one").await.unwrap_err();
     assert!(error.message.contains("is not empty: it holds \"mine.txt\""), "{error:?}");
+}
+
+/// A copy may lie anywhere, also below the folder of the original's objects.
+#[tokio::test(start_paused = true)]
+async fn what_is_restored_below_the_objects_of_the_original_is_not_collected_with_them() {
+    let (cluster, _, run) = with_run().await;
+    cluster.meta.create_backup("one".into(), None).await.unwrap();
+    let from = Arc::clone(&cluster.store) as Arc<dyn ObjectStore>;
+    let to: Arc<dyn ObjectStore> = Arc::new(PrefixStore::new(Arc::clone(&from), "data/copy"));
+    copy(from, Arc::clone(&to), "here", Which::Backup("one"), Purpose::Run).await.unwrap();
+    // The next leader deletes what this one has written and nothing names.
+    let left = object(2);
+    cluster.store.put(&Path::from(left.as_str()), "left".into()).await.unwrap();
+    let cluster = cluster.restart().await;
+    collect(&cluster).await;
+    assert!(!exists(&*cluster.store, &left).await);
+    assert!(exists(&*to, &run).await, "it is another store's");
 }
