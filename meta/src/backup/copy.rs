@@ -2,13 +2,13 @@
 //!
 //! A version is what the log says up to one record. Its objects are copied first and its snapshot last: a copy
 //! that was cut off has no snapshot, holds no database, and can be begun again; what it has left behind says what it is
-//! a copy of. Of the newest version a server that runs may collect objects meanwhile. Then the log is read again and
-//! what its newer version names is copied too, until nothing of a version was missing; each round copies only what is
-//! new. What a named backup names stays.
+//! a copy of, and for what. Of the newest version a server that runs may collect objects meanwhile. Then the log is read
+//! again and what its newer version names is copied too, until nothing of a version was missing; each round copies only
+//! what is new. What a named backup names stays.
 
 use std::sync::Arc;
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use millrace_common::collections::HashMap;
 use millrace_common::{EnvHandle, SqlError, SqlState};
 use millrace_rpc::catalog::RelationKind;
@@ -28,8 +28,10 @@ use crate::state::MetaState;
 const PARALLEL: usize = 4;
 /// How often the log is read anew before it is given up.
 const ROUNDS: usize = 100;
-/// Says what a copy is of, while it is not complete.
+/// Says what a copy is of, and for what, until it has ended.
 const MARK: &str = "meta/copying";
+/// Where a target cannot be used.
+const OTHER_TARGET: &str = "Give an empty directory or prefix.";
 /// By how much the terms of a restored store are raised at least, and at most beyond that: no process of the store that
 /// it comes from, or of another one that comes from the same backup, is given the same numbers.
 const RAISE: (u64, u64) = (1_000, 1_000_000);
@@ -65,7 +67,7 @@ pub enum Purpose {
 }
 
 /// Copies a version of the database in `from` to `to`, which is empty, or holds what an earlier copy of `origin`, the
-/// name of what is in `from`, has left behind.
+/// name of what is in `from`, for the same purpose has left behind.
 pub async fn copy(
     from: Arc<dyn ObjectStore>,
     to: Arc<dyn ObjectStore>,
@@ -78,15 +80,19 @@ pub async fn copy(
     if newest.number == 0 {
         return Err(not_ready("there is no database in the store that is to be copied"));
     }
-    let (state, mark) = match which {
+    let (state, version) = match which {
         Which::Newest => (newest, format!("the newest version of {origin}")),
         Which::Backup(name) => {
             let state = state_of(&source, backup_called(&newest, name)?).await?;
-            let mark = format!("record {} ({:08x}) of {origin}", state.number, state.crc);
-            (state, mark)
+            let version = format!("record {} ({:08x}) of {origin}", state.number, state.crc);
+            (state, version)
         }
     };
-    check_empty(&target, &to, &mark).await?;
+    let mark = match purpose {
+        Purpose::Keep => version,
+        Purpose::Run => format!("{version} for servers"),
+    };
+    check_target(&target, &to, &mark, state.number).await?;
     let mut copied: HashMap<String, u64> = HashMap::default();
     let mut state = copy_all(&from, &to, &source, state, which, &mut copied).await?;
     // They are of the original: nothing of this is copied.
@@ -189,44 +195,70 @@ async fn state_of(source: &LogStore, backup: &Backup) -> Result<MetaState, SqlEr
     })
 }
 
-/// Refuses a target that holds anything but what a copy of the same has left behind. Leaves the mark of this one.
-async fn check_empty(
+/// Refuses a target that holds anything but what a copy with this mark has left behind, which may be complete: it was cut
+/// off before it could tell. Leaves the mark there. `record`: the last one of the copy.
+async fn check_target(
     target: &LogStore,
     to: &Arc<dyn ObjectStore>,
     mark: &str,
+    record: u64,
 ) -> Result<(), SqlError> {
-    let hint = "Give an empty directory or prefix.";
-    let (records, snapshots) =
-        futures::try_join!(target.list_records_after(0), target.list_snapshots())?;
-    if !records.is_empty() || !snapshots.is_empty() {
-        let message = "the target of the copy holds a database already";
-        return Err(not_ready(message).with_hint(hint));
+    let (records, snapshots, mut left) = futures::try_join!(
+        target.list_records_after(0).map_err(SqlError::from),
+        target.list_snapshots().map_err(SqlError::from),
+        left_behind(to),
+    )?;
+    let is_own = left.as_deref() == Some(mark);
+    let is_complete = is_own && snapshots.iter().all(|(number, _)| *number == record);
+    if !records.is_empty() || !(snapshots.is_empty() || is_complete) {
+        return Err(has_database());
     }
-    let path = Path::from(MARK);
-    let reading = |e| SqlError::from(StorageError::from_store("read", MARK, e));
-    match to.get(&path).await {
+    if left.is_none() {
+        if let Some(first) = to.list(None).try_next().await.map_err(reading)? {
+            let message =
+                format!("the target of the copy is not empty: it holds \"{}\"", first.location);
+            return Err(not_ready(&message).with_hint(OTHER_TARGET));
+        }
+        let bytes = mark.to_owned().into();
+        match to.put_opts(&Path::from(MARK), bytes, PutMode::Create.into()).await {
+            Ok(_) => return Ok(()),
+            // Another copy has begun since.
+            Err(object_store::Error::AlreadyExists { .. }) => left = left_behind(to).await?,
+            Err(e) => return Err(StorageError::from_store("write", MARK, e).into()),
+        }
+    }
+    match left {
+        Some(found) if found == mark => Ok(()),
+        Some(found) => {
+            let message = format!(
+                "the target of the copy holds what a copy of {found} has left behind, and this is a copy of {mark}"
+            );
+            Err(not_ready(&message).with_hint(OTHER_TARGET))
+        }
+        // It has ended meanwhile.
+        None => Err(has_database()),
+    }
+}
+
+/// The mark of a copy that has not ended, or was cut off.
+async fn left_behind(to: &Arc<dyn ObjectStore>) -> Result<Option<String>, SqlError> {
+    match to.get(&Path::from(MARK)).await {
         Ok(found) => {
             let found = found.bytes().await.map_err(reading)?;
-            let found = String::from_utf8_lossy(&found);
-            if found != mark {
-                let message = format!(
-                    "the target of the copy holds what a copy of {found} has left behind, and this is a copy of {mark}"
-                );
-                return Err(not_ready(&message).with_hint(hint));
-            }
+            Ok(Some(String::from_utf8_lossy(&found).into_owned()))
         }
-        Err(object_store::Error::NotFound { .. }) => {
-            if let Some(first) = to.list(None).try_next().await.map_err(reading)? {
-                let message =
-                    format!("the target of the copy is not empty: it holds \"{}\"", first.location);
-                return Err(not_ready(&message).with_hint(hint));
-            }
-            let written = to.put(&path, mark.to_owned().into()).await;
-            written.map_err(|e| StorageError::from_store("write", MARK, e))?;
-        }
-        Err(e) => return Err(reading(e)),
+        Err(object_store::Error::NotFound { .. }) => Ok(None),
+        Err(e) => Err(reading(e)),
     }
-    Ok(())
+}
+
+/// The target cannot be read.
+fn reading(error: object_store::Error) -> SqlError {
+    StorageError::from_store("read", MARK, error).into()
+}
+
+fn has_database() -> SqlError {
+    not_ready("the target of the copy holds a database already").with_hint(OTHER_TARGET)
 }
 
 /// Copies what the version names and is not copied yet; the first object that is not there any more.

@@ -8,6 +8,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{CreateBackup, DeleteObjects, EditVersion, Entry, SetSetting};
 use millrace_rpc::operator::{BackupOverview, OperatorService};
 use millrace_rpc::version::{RunMeta, VersionEdit};
+use millrace_storage::sim::{Profile, SimStore};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -24,6 +25,8 @@ use crate::state::MetaState;
 /// Rounds of the collector until all that may go is gone: processes have applied the last record by then.
 const ROUNDS: usize = 20;
 const RETENTION: Duration = Duration::from_millis(100);
+/// Of a copy that has not ended.
+const MARK: &str = "meta/copying";
 
 async fn exists(store: &dyn ObjectStore, name: &str) -> bool {
     store.head(&Path::from(name)).await.is_ok()
@@ -192,7 +195,7 @@ async fn a_backup_is_restored_while_the_original_goes_on() {
     let copied = restore(&cluster, &target, &made.name).await.unwrap();
     assert_eq!((copied.record, copied.objects, copied.paused_sinks), (made.record, 1, 1));
     assert!(exists(&*target, &run).await && !exists(&*target, &object(2)).await);
-    assert!(!exists(&*target, "meta/copying").await);
+    assert!(!exists(&*target, MARK).await);
     let (state, original) = (opened(&target).await, cluster.meta.state_for_tests());
     assert!(state.relations.contains_key(&v) && state.relation_named("public", "late").is_none());
     assert!(state.is_paused_sink(out) && !state.is_paused_sink(inside));
@@ -232,10 +235,21 @@ async fn a_restore_that_was_cut_off_is_repeated_and_other_targets_are_refused() 
     let error = restore(&cluster, &target, "one").await.unwrap_err();
     assert!(error.message.contains(&second), "{error:?}");
     assert!(exists(&*target, &run).await && opened(&target).await.number == 0);
+    let mark = target.get(&Path::from(MARK)).await.unwrap().bytes().await.unwrap();
     cluster.store.put(&Path::from(second.as_str()), hidden.unwrap().into()).await.unwrap();
     let other = restore(&cluster, &target, "two").await.unwrap_err();
     assert!(other.message.contains("has left behind"), "{other:?}");
     assert_eq!(restore(&cluster, &target, "one").await.unwrap().objects, 2);
+    let again = restore(&cluster, &target, "one").await.unwrap_err();
+    assert!(again.message.contains("holds a database already"), "{again:?}");
+    // It was cut off when it had only to say that it is complete.
+    target.put(&Path::from(MARK), mark.clone().into()).await.unwrap();
+    assert_eq!(restore(&cluster, &target, "one").await.unwrap().objects, 2);
+    assert!(!exists(&*target, MARK).await);
+    // A server has led there since.
+    let record = LogStore::record_path(opened(&target).await.number + 1);
+    target.put(&Path::from(MARK), mark.into()).await.unwrap();
+    target.put(&record, "record".into()).await.unwrap();
     let again = restore(&cluster, &target, "one").await.unwrap_err();
     assert!(again.message.contains("holds a database already"), "{again:?}");
 
@@ -243,6 +257,28 @@ async fn a_restore_that_was_cut_off_is_repeated_and_other_targets_are_refused() 
     used.put(&Path::from("mine.txt"), "text".into()).await.unwrap();
     let error = restore(&cluster, &used, "one").await.unwrap_err();
     assert!(error.message.contains("is not empty: it holds \"mine.txt\""), "{error:?}");
+}
+
+/// Into one target.
+#[tokio::test(start_paused = true)]
+async fn of_two_copies_that_begin_at_the_same_time_one_is_refused() {
+    let (cluster, t, _) = with_run().await;
+    for (name, later) in [("one", 2), ("two", 3)] {
+        cluster.meta.create_backup(name.into(), None).await.unwrap();
+        add_run(&cluster, t, later).await;
+    }
+    let request = Duration::from_millis(10);
+    let profile = Profile { p50: request, p99: request, ..Profile::INSTANT };
+    let target: Arc<dyn ObjectStore> = Arc::new(SimStore::in_memory(profile, 1));
+    let restored = |which: &'static str| {
+        let from = Arc::clone(&cluster.store) as Arc<dyn ObjectStore>;
+        copy(from, Arc::clone(&target), "here", Which::Backup(which), Purpose::Run)
+    };
+    let (one, two) = tokio::join!(restored("one"), restored("two"));
+    let refused: Vec<SqlError> = [one, two].into_iter().filter_map(Result::err).collect();
+    let is_told = |error: &SqlError| error.message.contains("has left behind");
+    assert!(refused.len() == 1 && refused.iter().all(is_told), "{refused:?}");
+    assert_eq!(LogStore::new(target).list_snapshots().await.unwrap().len(), 1);
 }
 
 /// A copy may lie anywhere, also below the folder of the original's objects.
