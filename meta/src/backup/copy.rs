@@ -80,6 +80,7 @@ pub async fn copy(
     if newest.number == 0 {
         return Err(not_ready("there is no database in the store that is to be copied"));
     }
+    let given = newest.term.max(newest.processes.last());
     let (state, version) = match which {
         Which::Newest => (newest, format!("the newest version of {origin}")),
         Which::Backup(name) => {
@@ -100,7 +101,7 @@ pub async fn copy(
     state.objects.forget_garbage();
     let paused_sinks = match purpose {
         Purpose::Keep => 0,
-        Purpose::Run => run_apart(&mut state)?,
+        Purpose::Run => run_apart(&mut state, given)?,
     };
     target.put_snapshot(&state).await?;
     let found = target.open().await?.state;
@@ -150,12 +151,13 @@ async fn copy_all(
     Ok(state)
 }
 
-/// Makes of a copied state one that goes on apart from the original. Returns how many sinks wait.
-fn run_apart(state: &mut MetaState) -> Result<usize, SqlError> {
+/// Makes of a copied state one that goes on apart from the original. `given`: the newest term, or incarnation, that the
+/// original has by now, which may be far beyond those of the state. Returns how many sinks wait.
+fn run_apart(state: &mut MetaState, given: u64) -> Result<usize, SqlError> {
     let (least, most) = RAISE;
     let env = EnvHandle::default();
     let raise = least + env.random() % most;
-    state.term = state.term.max(state.processes.last()) + raise;
+    state.term = state.term.max(state.processes.last()).max(given) + raise;
     // Processes that are given one store for the other tell them apart by it.
     state.store_id = Some(StoreId::random(&env));
     // They run on the original, if they still do: nobody has to ask them, or wait for them.

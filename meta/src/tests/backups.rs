@@ -221,6 +221,19 @@ async fn a_backup_is_restored_while_the_original_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restored_store_has_higher_terms_than_the_original_has_by_then() {
+    let (cluster, _, _) = with_run().await;
+    cluster.meta.create_backup("one".into(), None).await.unwrap();
+    let state = cluster.meta.state_for_tests();
+    let (number, term) = (state.number + 1_000, state.term + 5_000_000);
+    let log = LogStore::new(Arc::clone(&cluster.store) as _);
+    log.put_snapshot(&MetaState { number, term, ..state }).await.unwrap();
+    let target = Arc::<InMemory>::default();
+    restore(&cluster, &target, "one").await.unwrap();
+    assert!(opened(&target).await.term >= term + 1_000);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_restore_that_was_cut_off_is_repeated_and_other_targets_are_refused() {
     let (cluster, t, run) = with_run().await;
     let second = add_run(&cluster, t, 2).await;
