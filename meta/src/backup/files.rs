@@ -25,7 +25,8 @@ impl BackupFiles {
         BackupFiles { shared, store, there: Mutex::default() }
     }
 
-    /// Writes what backups lack and deletes what is of none. Asks nothing of the store where nothing has changed.
+    /// Writes what backups lack and deletes what is of none. Asks nothing of the store where nothing has changed. One state
+    /// that cannot be written keeps none of the others from it; the first error is returned.
     pub async fn settle(&self) -> Result<(), MetaError> {
         let mut there = self.there.lock().await;
         let there = match &mut *there {
@@ -36,10 +37,14 @@ impl BackupFiles {
             let state = self.shared.state.read();
             (state.backups.iter().map(|backup| backup.number).collect(), state.number)
         };
-        for number in wanted.difference(&there.clone()) {
-            let state = self.store.state_at(*number).await?;
-            self.store.put_backup(state).await?;
-            there.insert(*number);
+        let lacking: Vec<u64> = wanted.difference(there).copied().collect();
+        let mut settled = Ok(());
+        for number in lacking {
+            let written = self.write(number).await;
+            if written.is_ok() {
+                there.insert(number);
+            }
+            settled = settled.and(written);
         }
         // Of a record that is not known here a later leader has made it: this one has been deposed, and is the last to know.
         let released: Vec<u64> =
@@ -50,7 +55,12 @@ impl BackupFiles {
                 there.remove(&number);
             }
         }
-        Ok(())
+        settled
+    }
+
+    /// The state as of this record.
+    async fn write(&self, number: u64) -> Result<(), MetaError> {
+        self.store.put_backup(self.store.state_at(number).await?).await
     }
 
     /// Whether the state as of this record is in the store, as far as is known.

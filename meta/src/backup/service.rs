@@ -7,6 +7,7 @@ use millrace_rpc::operator::{BackupList, BackupOverview};
 use millrace_rpc::version::StatementId;
 
 use crate::backup::named::Backup;
+use crate::error::MetaError;
 use crate::meta::Meta;
 use crate::state::MetaState;
 
@@ -33,16 +34,12 @@ impl Meta {
             let message = "the backup was made, and has been released meanwhile";
             SqlError::new(SqlState::UNDEFINED_OBJECT, message)
         })?;
-        self.backup_files.settle().await.map_err(|error| {
-            let error = SqlError::from(error);
-            let message = format!(
-                "what backup \"{}\" names is kept, but its state is not written yet: {}",
-                backup.name, error.message
-            );
-            SqlError::new(error.state, message).with_hint(
-                "The leader tries again by itself: millrace ctl backup list shows when it is complete.",
-            )
-        })?;
+        // Those of others do not matter here.
+        if let Err(error) = self.backup_files.settle().await
+            && !self.backup_files.has(backup.number).await
+        {
+            return Err(unwritten(&backup.name, error));
+        }
         Ok(self.backup_overview(&backup).await)
     }
 
@@ -106,6 +103,18 @@ impl Meta {
         }
         Ok(text.replace(' ', "T").replace(':', "-"))
     }
+}
+
+/// The log has the backup, and the store lacks its state.
+fn unwritten(name: &str, error: MetaError) -> SqlError {
+    let error = SqlError::from(error);
+    let message = format!(
+        "what backup \"{name}\" names is kept, but its state is not written yet: {}",
+        error.message
+    );
+    SqlError::new(error.state, message).with_hint(
+        "The leader tries again by itself: millrace ctl backup list shows when it is complete.",
+    )
 }
 
 /// How many of its objects nothing else names.

@@ -138,6 +138,25 @@ async fn a_backup_that_was_left_half_way_is_brought_to_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_backup_whose_state_cannot_be_written_keeps_no_other_from_its_own() {
+    let (cluster, t, _) = with_run().await;
+    let entry = CreateBackup { name: "lost".into() };
+    cluster.meta.apply(Entry::CreateBackup(entry)).await.unwrap();
+    // Its leader ended there, and the log has been cut off since.
+    add_run(&cluster, t, 2).await;
+    let log = LogStore::new(Arc::clone(&cluster.store) as _);
+    log.put_snapshot(&cluster.meta.state_for_tests()).await.unwrap();
+    assert!(log.delete(vec![LogStore::record_path(1)]).await.is_empty());
+    let made = cluster.meta.create_backup("one".into(), None).await.unwrap();
+    assert!(made.is_complete);
+    let complete: Vec<bool> = backups(&cluster).await.iter().map(|b| b.is_complete).collect();
+    assert_eq!(complete, [false, true]);
+    assert!(restore(&cluster, &Arc::default(), "one").await.is_ok());
+    cluster.meta.release_backup("lost".into(), None).await.unwrap();
+    assert_eq!(backups(&cluster).await.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_leader_that_knows_of_no_later_one_leaves_the_state_of_its_backup_alone() {
     let (cluster, _, _) = with_run().await;
     let log = LogStore::new(Arc::clone(&cluster.store) as _);
