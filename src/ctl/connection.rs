@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::remote::{CallLimits, Handshake, Identity, Peer, RemoteOperator};
+use millrace_rpc::store_id::StoreId;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -19,19 +20,22 @@ use crate::standalone::described;
 /// How often it is looked whether another process leads while an answer is waited for.
 const CHECK: Duration = Duration::from_secs(1);
 
-/// The leader, and the meta processes that have answered.
+/// The leader, and the processes that have answered.
 pub struct Connection {
     /// The meta processes that were named.
     named: BTreeSet<String>,
     asker: Asker,
     identity: Arc<Identity>,
     peer: Peer,
-    /// The term of the leader, and what the meta processes said when it was found.
+    /// That of the leader that was found first; `None`: it has told none. Who works on another one is of another cluster.
+    store: Option<StoreId>,
+    /// The term of the leader, and what the processes of its store said when it was found.
     found: Mutex<(u64, BTreeMap<String, Handshake>)>,
 }
 
 impl Connection {
-    /// Finds the leader among the meta processes that were named, and those that they name. An error says why not.
+    /// Finds the leader among the meta processes that were named, and those that they name. An error says why not. So does
+    /// one where two lead that work on different stores: it cannot be told which is meant.
     pub async fn open(options: &CtlOptions) -> Result<Connection, String> {
         let named = meta_addresses(&options.meta).map_err(|e| e.to_string())?;
         let named: BTreeSet<String> = named.into_iter().collect();
@@ -44,13 +48,16 @@ impl Connection {
         let asker = Asker::new(Arc::clone(&identity));
         let deadline = Instant::now() + LEADER_WAIT;
         loop {
-            let metas = ask_all(&asker, &named).await.map_err(|e| nobody(&named, e))?;
-            if let Some((address, term)) = leading(&metas) {
+            let mut metas = ask_all(&asker, &named).await.map_err(|e| nobody(&named, e))?;
+            check_one_store(&metas)?;
+            if let Some((address, said)) = leading(&metas) {
+                let (address, term, store) = (address.to_owned(), said.term, said.store);
                 identity.raise_term(term);
-                let peer = Peer::new(address, Arc::clone(&identity), CallLimits::default());
+                let peer = Peer::new(&address, Arc::clone(&identity), CallLimits::default());
                 let peer = peer.map_err(|e| described(&e.into()))?;
+                retain_of(store, &mut metas);
                 let found = Mutex::new((term, metas));
-                return Ok(Connection { named, asker, identity, peer, found });
+                return Ok(Connection { named, asker, identity, peer, store, found });
             }
             if Instant::now() >= deadline {
                 let there: Vec<&str> = metas.keys().map(String::as_str).collect();
@@ -86,11 +93,12 @@ impl Connection {
         outlasting(attempt, || self.look()).await
     }
 
-    /// Meta processes that do not lead.
-    pub fn standing_by(&self) -> Vec<String> {
+    /// Processes that have answered and do not lead, by address, and the incarnation of each; 0: it has none. Those that are
+    /// not registered are meta processes.
+    pub fn others(&self) -> Vec<(String, u64)> {
         let found = self.found.lock();
         let others = found.1.iter().filter(|(_, said)| !said.leads);
-        others.map(|(address, _)| address.clone()).collect()
+        others.map(|(address, said)| (address.clone(), said.incarnation)).collect()
     }
 
     /// Returns when another process leads than the one at this address, which may not know it, and not answer.
@@ -103,8 +111,10 @@ impl Connection {
 
     /// Looks once who leads. Calls go there from then on; where nobody is found they go on as before.
     async fn look(&self) {
-        let Ok(metas) = ask_all(&self.asker, &self.named).await else { return };
-        let Some((address, term)) = leading(&metas) else { return };
+        let Ok(mut metas) = ask_all(&self.asker, &self.named).await else { return };
+        retain_of(self.store, &mut metas);
+        let Some((address, said)) = leading(&metas) else { return };
+        let term = said.term;
         // One that was succeeded says that it leads until it has heard of that.
         if term < self.found.lock().0 {
             return;
@@ -130,11 +140,33 @@ fn identity(options: &CtlOptions) -> Result<Identity, String> {
     Ok(Identity::follower().with_tls(tls))
 }
 
-/// The one that leads, and its term.
-fn leading(metas: &BTreeMap<String, Handshake>) -> Option<(&str, u64)> {
+/// The one that leads, and what it said.
+fn leading(metas: &BTreeMap<String, Handshake>) -> Option<(&str, &Handshake)> {
     let leading = metas.iter().filter(|(_, said)| said.leads);
     let (address, said) = leading.max_by_key(|(_, said)| said.term)?;
-    Some((address.as_str(), said.term))
+    Some((address.as_str(), said))
+}
+
+/// Leaves out those that work on another store than this one, as far as it is known of both.
+fn retain_of(store: Option<StoreId>, metas: &mut BTreeMap<String, Handshake>) {
+    if store.is_some() {
+        metas.retain(|_, said| said.store.is_none() || said.store == store);
+    }
+}
+
+fn check_one_store(metas: &BTreeMap<String, Handshake>) -> Result<(), String> {
+    let mut leading = metas.iter().filter_map(|(address, said)| {
+        let store = said.store.filter(|_| said.leads)?;
+        Some((address, store))
+    });
+    let Some((one, first)) = leading.next() else { return Ok(()) };
+    match leading.find(|(_, store)| *store != first) {
+        Some((other, second)) => Err(format!(
+            "{one} leads on the object store with id {first}, and {other} on the one with id {second}: --meta is to name \
+             the meta processes of one cluster"
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Those that answer, and the leaders that they name.
@@ -270,11 +302,15 @@ mod tests {
         }
     }
 
-    async fn open(metas: [&Meta; 2]) -> Connection {
+    async fn try_open(metas: [&Meta; 2]) -> Result<Connection, String> {
         let addresses = metas.map(|meta| meta.address.as_str()).join(",");
         let arguments = ["millrace", "workers", "--meta", addresses.as_str()];
         let cli = Cli::try_parse_from(arguments).unwrap_or_else(|e| panic!("{e}"));
-        Connection::open(&cli.options).await.unwrap()
+        Connection::open(&cli.options).await
+    }
+
+    async fn open(metas: [&Meta; 2]) -> Connection {
+        try_open(metas).await.unwrap()
     }
 
     async fn back_up(connection: &Connection) -> Answered<BackupOverview> {
@@ -290,8 +326,9 @@ mod tests {
     async fn a_leader_that_leads_no_longer_sends_a_change_to_the_next() {
         let (old, new) = (Meta::start(true).await, Meta::start(true).await);
         old.admission.lead(1);
+        new.admission.set_incarnation(9);
         let connection = open([&old, &new]).await;
-        assert_eq!(connection.standing_by(), std::slice::from_ref(&new.address));
+        assert_eq!(connection.others(), [(new.address.clone(), 9)]);
         old.admission.resign();
         new.admission.lead(2);
         let Answered { answer, is_repeat } = back_up(&connection).await;
@@ -312,5 +349,24 @@ mod tests {
         let (answered, ()) = tokio::join!(back_up(&connection), succeeded);
         assert_eq!((answered.answer.name.as_str(), answered.is_repeat), ("b", true));
         assert_eq!((old.asked(), new.asked()), (vec![ID], vec![ID]));
+    }
+
+    /// A restored copy of a store has higher terms than the original.
+    #[tokio::test]
+    async fn a_leader_of_another_store_is_not_taken_for_the_one_that_is_meant() {
+        let (ours, other) = (Meta::start(true).await, Meta::start(true).await);
+        ours.admission.set_store(StoreId::new(1, 1));
+        other.admission.set_store(StoreId::new(2, 2));
+        ours.admission.lead(1);
+        let connection = open([&ours, &other]).await;
+        assert!(connection.others().is_empty(), "{:?}", connection.others());
+        other.admission.lead(2);
+        connection.look().await;
+        assert_eq!(*connection.peer.address(), *ours.address);
+
+        let refused = try_open([&ours, &other]).await.err().unwrap_or_default();
+        for part in [ours.address.as_str(), other.address.as_str(), "of one cluster"] {
+            assert!(refused.contains(part), "{refused}");
+        }
     }
 }

@@ -169,7 +169,10 @@ async fn perform(options: &CtlOptions, asked: &AtomicBool) -> Result<Told, Strin
     let leader = &connection;
     let listing = match command {
         LeaderCommand::Store => store(&overview(leader).await?),
-        LeaderCommand::Workers => workers(&overview(leader).await?, leader),
+        LeaderCommand::Workers => {
+            let overview = overview(leader).await?;
+            workers(&overview, &leader.others())
+        }
         LeaderCommand::Jobs => jobs(&overview(leader).await?),
         LeaderCommand::Placement => placement(&overview(leader).await?),
         LeaderCommand::Versions => {
@@ -289,7 +292,8 @@ fn store(overview: &ClusterOverview) -> Listing {
     listing
 }
 
-fn workers(overview: &ClusterOverview, leader: &Connection) -> Listing {
+/// `others`: the processes that were asked for the leader and do not lead, by address and incarnation.
+fn workers(overview: &ClusterOverview, others: &[(String, u64)]) -> Listing {
     let columns = [
         "worker",
         "role",
@@ -323,8 +327,12 @@ fn workers(overview: &ClusterOverview, leader: &Connection) -> Listing {
             json!(load.map(cores)),
         ]);
     }
-    // They are not in the log until they lead.
-    for address in leader.standing_by() {
+    // Meta processes are not in the log until they lead.
+    let is_listed = |(address, own): &&(String, u64)| {
+        let has_own = |w: &WorkerOverview| *own != 0 && incarnation(w) == *own;
+        overview.workers.iter().any(|w| w.address == *address || has_own(w))
+    };
+    for (address, _) in others.iter().filter(|other| !is_listed(other)) {
         let [own, since, heartbeat, behind, jobs, load] = std::array::from_fn(|_| Value::Null);
         let (role, state) = (json!("meta"), json!("stands by"));
         listing.add([own, role, json!(address), state, since, heartbeat, behind, jobs, load]);
@@ -541,5 +549,27 @@ mod tests {
         // The fourth was moved by somebody else, the fifth was dropped, and the sixth is new.
         let after = overview(&[(1, 8), (2, 7), (3, 7), (4, 8), (6, 7)]);
         assert_eq!(changed(&before, &after, 7), [1, 2]);
+    }
+
+    /// Any process knows where the leader is.
+    #[test]
+    fn only_who_is_not_registered_stands_by() {
+        let worker = |incarnation, address: &str| WorkerOverview {
+            report: Some(ProcessReport { incarnation, ..ProcessReport::default() }),
+            address: address.to_owned(),
+            ..WorkerOverview::default()
+        };
+        let overview = ClusterOverview {
+            leader: 7,
+            workers: vec![worker(7, "m:1"), worker(8, "c:1")],
+            ..ClusterOverview::default()
+        };
+        let others = [("c:1", 8), ("localhost:1", 8), ("m:2", 0)];
+        let others = others.map(|(address, own)| (address.to_owned(), own));
+        let Value::Array(rows) = workers(&overview, &others).objects() else { panic!("rows") };
+        let told = |row: &Value| format!("{} {}", row["address"], row["state"]);
+        let told: Vec<String> = rows.iter().map(told).collect();
+        let expected = ["\"m:1\" \"leads\"", "\"c:1\" \"live\"", "\"m:2\" \"stands by\""];
+        assert_eq!(told, expected);
     }
 }

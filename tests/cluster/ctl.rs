@@ -302,6 +302,8 @@ async fn what_is_wrong_is_said() {
     // One of several is enough.
     let several = format!("{nobody},{meta}");
     assert_eq!(rows(&several, "workers").len(), 5);
+    // Any process of the cluster knows where the leader is.
+    assert_eq!(rows(&cluster.address("compute"), "workers").len(), 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]
