@@ -2,7 +2,7 @@
 
 mod allocator;
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::parser::ValueSource;
@@ -165,8 +165,8 @@ fn run_ctl(options: CtlOptions) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
     let told = runtime.block_on(ctl::run(options))?;
-    say(&told.text);
-    told.trouble.map_or(Ok(()), Err)
+    let printed = print(&told.text);
+    told.trouble.map_or(printed, Err)
 }
 
 /// `millrace backup` and `restore`.
@@ -174,8 +174,7 @@ fn copy(from: &str, to: &str, purpose: Purpose) -> Result<(), String> {
     let runtime =
         tokio::runtime::Runtime::new().map_err(|e| format!("cannot start threads: {e}"))?;
     let copied = runtime.block_on(millrace::copy::copy(from, to, Which::Newest, purpose))?;
-    say(&millrace::copy::told(&copied));
-    Ok(())
+    print(&millrace::copy::told(&copied))
 }
 
 /// Flags of a demo that has no server of its own, with the names of their groups.
@@ -277,6 +276,16 @@ fn greet(server: &Standalone) {
         say(&format!("Console: http://{http}/"));
     }
     say(&format!("psql -h {} -p {} -U root dev", address.ip(), address.port()));
+}
+
+/// What a command has come to. Whoever has read enough of it is no failure.
+fn print(text: &str) -> Result<(), String> {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(format!("it is done, and what it has come to cannot be printed: {error}"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A line for whoever started the server. Nobody may be there to read it.

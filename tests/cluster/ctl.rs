@@ -302,6 +302,15 @@ async fn what_is_wrong_is_said() {
     // One of several is enough.
     let several = format!("{nobody},{meta}");
     assert_eq!(rows(&several, "workers").len(), 5);
+    // What cannot be printed is no success.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let unprinted = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["ctl", "workers", "--meta", meta.as_str()])
+        .stdout(full)
+        .output()
+        .expect("the binary is there");
+    let error = String::from_utf8_lossy(&unprinted.stderr);
+    assert!(!unprinted.status.success() && error.contains("cannot be printed"), "{error}");
     // Any process of the cluster knows where the leader is.
     assert_eq!(rows(&cluster.address("compute"), "workers").len(), 5);
 }
