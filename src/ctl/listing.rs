@@ -63,12 +63,17 @@ impl Listing {
     }
 }
 
+/// Names that users chose say nothing to the terminal.
+pub fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
 fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) if text.is_empty() => "-".to_owned(),
-        // A line is a row, and names that users chose say nothing to the terminal.
-        Value::String(text) => text.replace(char::is_control, " "),
+        // A line is a row.
+        Value::String(text) => plain(text),
         other => other.to_string(),
     }
 }

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use self::asking::Answered;
 use self::backup::{BackupCommand, Restore};
 use self::connection::Connection;
-use self::listing::Listing;
+use self::listing::{Listing, plain};
 use self::names::{full_name, job_of, worker_of};
 use crate::standalone::described;
 
@@ -453,7 +453,7 @@ fn names_of(overview: &ClusterOverview, ids: &[u32]) -> (Vec<String>, Vec<Value>
     let jobs = ids.iter().filter_map(|id| overview.jobs.iter().find(|job| job.id == *id));
     jobs.map(|job| {
         let name = full_name(&job.schema, &job.name);
-        (name.clone(), json!({"id": job.id, "name": name}))
+        (plain(&name), json!({"id": job.id, "name": name}))
     })
     .unzip()
 }
@@ -472,7 +472,7 @@ fn moved(
     }
     match names.is_empty() {
         true => {
-            let name = full_name(&job.schema, &job.name);
+            let name = plain(&full_name(&job.schema, &job.name));
             format!("{name} runs on process {own} ({address}) already.")
         }
         false => format!("Moved to process {own} ({address}): {}.", names.join(", ")),
@@ -549,6 +549,27 @@ mod tests {
         // The fourth was moved by somebody else, the fifth was dropped, and the sixth is new.
         let after = overview(&[(1, 8), (2, 7), (3, 7), (4, 8), (6, 7)]);
         assert_eq!(changed(&before, &after, 7), [1, 2]);
+    }
+
+    #[test]
+    fn names_that_users_chose_say_nothing_to_the_terminal() {
+        let job = JobOverview {
+            id: 1,
+            schema: "public".to_owned(),
+            name: "a\u{1b}[2J".to_owned(),
+            ..JobOverview::default()
+        };
+        let overview = ClusterOverview { jobs: vec![job], ..ClusterOverview::default() };
+        let (job, worker) = (&overview.jobs[0], WorkerOverview::default());
+        for jobs in [vec![], vec![1]] {
+            let placed = PlacedJobs { record: 9, jobs };
+            let told = moved(&overview, job, &worker, &placed, false);
+            assert!(told.contains("public.a [2J"), "{told:?}");
+            let told: Value =
+                serde_json::from_str(&moved(&overview, job, &worker, &placed, true)).unwrap();
+            let moved = told["moved"].as_array().unwrap();
+            assert!(moved.iter().all(|job| job["name"] == "public.a\u{1b}[2J"), "{told}");
+        }
     }
 
     /// Any process knows where the leader is.

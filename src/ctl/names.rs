@@ -3,6 +3,7 @@
 use millrace_rpc::operator::{ClusterOverview, JobOverview, WorkerOverview};
 
 use super::incarnation;
+use super::listing::plain;
 
 pub fn full_name(schema: &str, name: &str) -> String {
     format!("{schema}.{name}")
@@ -23,7 +24,7 @@ pub fn job_of<'a>(overview: &'a ClusterOverview, text: &str) -> Result<&'a JobOv
         )),
         [..] => {
             let names: Vec<String> =
-                found.iter().map(|job| full_name(&job.schema, &job.name)).collect();
+                found.iter().map(|job| plain(&full_name(&job.schema, &job.name))).collect();
             Err(format!("\"{text}\" is the name of several jobs: {}", names.join(", ")))
         }
     }
