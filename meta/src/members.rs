@@ -80,6 +80,8 @@ impl Calls {
 #[derive(Clone, Debug)]
 struct Contact {
     last: Instant,
+    /// It has told what it reads.
+    has_told: bool,
     reads_from: Option<Epoch>,
     pinned: BTreeSet<String>,
     jobs: Vec<JobReport>,
@@ -98,6 +100,7 @@ impl Contact {
         let (pinned, jobs, usage) = (BTreeSet::new(), Vec::new(), ProcessUsage::default());
         Contact {
             last: now,
+            has_told: false,
             reads_from: None,
             pinned,
             jobs,
@@ -188,7 +191,8 @@ impl Members {
         } else {
             (contact.reads_from, contact.pinned, contact.applied) = (reads_from, pinned, applied);
         }
-        (contact.last, contact.jobs, contact.usage) = (now, jobs, usage);
+        (contact.last, contact.has_told) = (now, true);
+        (contact.jobs, contact.usage) = (jobs, usage);
         contact.store_wait = store_wait;
     }
 
@@ -244,9 +248,12 @@ impl Members {
         computes.filter_map(|(id, _)| Some((*id, wait_of(id)?))).collect()
     }
 
-    /// The lowest epoch that some process reads; `None`: nothing is known to be read.
+    /// The lowest epoch that some process reads; `None`: nothing is read. One that has told nothing yet may read any: this
+    /// process has just begun to lead.
     pub fn reads_from(&self) -> Option<Epoch> {
-        self.0.lock().values().filter_map(|c| c.reads_from).min()
+        let contacts = self.0.lock();
+        let reads_from = |c: &Contact| if c.has_told { c.reads_from } else { Some(Epoch::ZERO) };
+        contacts.values().filter_map(reads_from).min()
     }
 
     /// Whether some process reads this object.
@@ -449,6 +456,10 @@ mod tests {
         members.note(beat(1), Instant::now());
         assert!(!members.pins("a"), "it has told that it is done");
         members.keep(|id| id != 2);
+        assert_eq!(members.reads_from(), None);
+        members.begin(3, Instant::now());
+        assert_eq!(members.reads_from(), Some(Epoch::ZERO), "it has told nothing yet");
+        members.note(beat(3), Instant::now());
         assert_eq!(members.reads_from(), None);
     }
 

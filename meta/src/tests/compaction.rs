@@ -337,3 +337,22 @@ async fn a_compaction_keeps_the_versions_that_a_long_transaction_reads() {
     let (epoch, horizon) = horizon_beside(false).await;
     assert!(horizon > epoch, "nobody needs them: {horizon} {epoch}");
 }
+
+/// Whoever has just begun to lead knows of no reads.
+#[tokio::test(start_paused = true)]
+async fn a_compaction_keeps_all_versions_until_every_process_has_told_what_it_reads() {
+    let mut test = Test::new().await;
+    test.meta.set_setting("snapshot_retention", Some("30s")).await.unwrap();
+    let compactor = test.compactor(2, "merges").await;
+    test.beats(compactor);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let frontend = registered(&test.meta, process(3, ProcessRole::Frontend, "f:1")).await;
+    test.add_runs().await;
+    test.until(|t| t.given_to("merges") == 1).await;
+    assert_eq!(test.given.lock()["merges"], [Epoch::ZERO]);
+    test.until(|t| t.merged_by().is_some()).await;
+    beat(&test.meta, frontend).await.unwrap();
+    test.add_runs().await;
+    test.until(|t| t.given_to("merges") == 2).await;
+    assert!(test.given.lock()["merges"][1] > Epoch::ZERO);
+}
