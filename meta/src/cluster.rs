@@ -31,7 +31,7 @@ use tokio_util::sync::DropGuard;
 use tracing::{debug, info, warn};
 
 use self::balance::Balance;
-use crate::compactors::Compactors;
+use crate::compactors::{Compactors, Contact};
 use crate::computes::Computes;
 use crate::doubted::Doubted;
 use crate::fold;
@@ -99,11 +99,13 @@ impl Cluster {
         };
         let (state, env) = (Arc::clone(&shared.state), shared.env.clone());
         let computes = Arc::new(Computes::new(state, env, Box::new(note_call)));
-        let silence = {
+        let contact = {
             let shared = Arc::downgrade(shared);
             move |process| {
                 let shared = shared.upgrade()?;
-                shared.members.silence(process, shared.env.now())
+                let silence = shared.members.silence(process, shared.env.now())?;
+                let store_wait = shared.members.store_wait_of(process);
+                Some(Contact { silence, store_wait })
             }
         };
         Arc::new(Cluster {
@@ -113,7 +115,7 @@ impl Cluster {
             compactors: Arc::new(Compactors::new(
                 Arc::clone(&computes),
                 Arc::clone(&shared.compactions),
-                Arc::new(silence),
+                Arc::new(contact),
             )),
             computes,
             turn: tokio::sync::Mutex::default(),

@@ -1,10 +1,10 @@
 //! Who compacts: the compactor process with the least to do, and where there is none the compute process that runs the
 //! job.
 //!
-//! A task is leased. The process keeps it while it tells that it is there, and for a time that depends on what it has to
-//! read; then the task is taken back and given to another. The call to the first ends with its lease, so what it still
-//! makes of the task is never brought into the log: the process gives the objects up when it finds that nothing names
-//! them.
+//! A task is leased. The process keeps it while it tells that it is there and that the object store answers it, and for a
+//! time that depends on what it has to read; then the task is taken back and given to another. The call to the first ends
+//! with its lease, so what it still makes of the task is never brought into the log: the process gives the objects up when
+//! it finds that nothing names them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -26,6 +26,9 @@ type Service = Arc<dyn CompactorService>;
 
 /// Who has told nothing for so long keeps nothing, and is given nothing.
 const SILENT: Duration = Duration::from_secs(3);
+/// So it is with one that says that the object store has answered it nothing for so long. That is long: where nobody is
+/// answered, another process can do no more, and what was done is lost.
+const WITHOUT_STORE: Duration = Duration::from_secs(30);
 /// Between looks at whether a process still tells of itself.
 const LOOK: Duration = Duration::from_millis(500);
 /// Looks, one after the other, that find a process silent before a task is taken back from it: when this process has
@@ -38,8 +41,17 @@ const BYTES_A_SECOND: u64 = 1 << 20;
 /// is done in the end.
 const DOUBLINGS: u32 = 6;
 
-/// How long a process has told nothing; `None`: it is not known.
-pub type Silence = Arc<dyn Fn(u64) -> Option<Duration> + Send + Sync>;
+/// How a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Contact {
+    /// How long it has told nothing.
+    pub silence: Duration,
+    /// For how long the object store has answered it nothing, as it has told last.
+    pub store_wait: Duration,
+}
+
+/// How each process is; `None`: it is not known.
+pub type ContactOf = Arc<dyn Fn(u64) -> Option<Contact> + Send + Sync>;
 
 /// What a process has been given and has not done. The smallest is given more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,7 +78,7 @@ pub struct Compactors {
     computes: Arc<Computes>,
     /// Told who does what.
     board: Arc<CompactionBoard>,
-    silence: Silence,
+    contact: ContactOf,
 }
 
 /// A job's state table whose runs are merged; `None`: parts of several are copied.
@@ -108,7 +120,7 @@ impl Drop for Lease<'_> {
 /// How a lease has ended without a result.
 #[derive(Debug, thiserror::Error)]
 enum Ended {
-    #[error("process {0} tells nothing any more")]
+    #[error("process {0} tells nothing any more, or the object store does not answer it")]
     Silent(u64),
     #[error("process {0} has not done it within {1:?}")]
     Overdue(u64, Duration),
@@ -119,12 +131,15 @@ enum Ended {
 impl Ended {
     /// Whether another process may do it.
     fn is_of_process(&self) -> bool {
+        /// The last one is what the object store says to a process whose credentials it does not take.
+        const REFUSED: [SqlState; 3] = [
+            SqlState::CANNOT_CONNECT_NOW,
+            SqlState::ADMIN_SHUTDOWN,
+            SqlState::INSUFFICIENT_PRIVILEGE,
+        ];
         match self {
             Ended::Silent(_) | Ended::Overdue(..) => true,
-            Ended::Failed(e) => {
-                let refused = [SqlState::CANNOT_CONNECT_NOW, SqlState::ADMIN_SHUTDOWN];
-                is_unreachable(e) || refused.contains(&e.state)
-            }
+            Ended::Failed(e) => is_unreachable(e) || REFUSED.contains(&e.state),
         }
     }
 }
@@ -142,9 +157,9 @@ impl Compactors {
     pub fn new(
         computes: Arc<Computes>,
         board: Arc<CompactionBoard>,
-        silence: Silence,
+        contact: ContactOf,
     ) -> Compactors {
-        Compactors { known: Mutex::default(), computes, board, silence }
+        Compactors { known: Mutex::default(), computes, board, contact }
     }
 
     pub fn add_compactor(&self, incarnation: u64, service: Service) {
@@ -162,11 +177,13 @@ impl Compactors {
         known.load.remove(&incarnation);
     }
 
+    /// Whether a process tells of itself, and reads and writes objects, as far as it is known.
     fn is_there(&self, process: u64) -> bool {
-        (self.silence)(process).is_none_or(|lasts| lasts <= SILENT)
+        let is_well = |c: Contact| c.silence <= SILENT && c.store_wait <= WITHOUT_STORE;
+        (self.contact)(process).is_none_or(is_well)
     }
 
-    /// Chooses a process that has not been tried. Compactors that tell nothing do not count, and where no other can be
+    /// Chooses a process that has not been tried. Compactors that are not there do not count, and where no other can be
     /// reached, a compute process stands in.
     fn lease(&self, work: Work, tried: &Tried) -> Result<Lease<'_>, SqlError> {
         let placed = work.subject.map(|(job, _)| self.computes.placed(job));
@@ -196,7 +213,7 @@ impl Compactors {
         Ok(Lease { all: self, process, service, bytes: work.bytes, lasts })
     }
 
-    /// Completes when the process has told nothing for too long, or is fenced.
+    /// Completes when the process has not been there for too long, or is fenced.
     async fn lost(&self, process: u64) {
         let is_known = || {
             let known = self.known.lock();

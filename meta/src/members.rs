@@ -248,6 +248,12 @@ impl Members {
         computes.filter_map(|(id, _)| Some((*id, wait_of(id)?))).collect()
     }
 
+    /// For how long the object store has not answered a process, as that has told last.
+    pub fn store_wait_of(&self, incarnation: u64) -> Duration {
+        let contacts = self.0.lock();
+        contacts.get(&incarnation).and_then(|c| c.store_wait).unwrap_or_default()
+    }
+
     /// The lowest epoch that some process reads; `None`: nothing is read. One that has told nothing yet may read any: this
     /// process has just begun to lead.
     pub fn reads_from(&self) -> Option<Epoch> {

@@ -23,6 +23,7 @@ use super::metrics::{Metrics, MetricsPort};
 use super::options::RoleConfig;
 use super::registered::Registered;
 use super::results::{Recorded, give_up_lost};
+use super::store_watch::StoreWatch;
 use super::{Ending, Serving};
 use crate::runtimes::{BackgroundCompactor, Runtimes};
 use crate::standalone::{Overrides, StartError};
@@ -71,8 +72,13 @@ impl CompactorProcess {
         let server = server.compactor(Arc::new(compactor) as Arc<dyn CompactorService>);
         let serving = Serving::start(&link.admission, server, ground.listener);
         let ending = Ending::default();
+        let watch = StoreWatch::start(ground.requests.clone(), &follower);
         // What a task reads stays until the task is done: the leader starts no other on it.
-        let told = Box::new(|applied| Heartbeat { applied, ..Heartbeat::default() });
+        let told = Box::new(move |applied| Heartbeat {
+            applied,
+            store_wait_ms: watch.wait().as_millis() as u64,
+            ..Heartbeat::default()
+        });
         let usage = UsageSource {
             store: Some(Arc::clone(&store)),
             requests: ground.requests.clone(),

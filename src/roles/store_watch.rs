@@ -1,4 +1,5 @@
-//! Whether the object store answers a process that jobs run on. The leader is told: it may have them go on elsewhere.
+//! Whether the object store answers a process that jobs run on, or that compacts. The leader is told: it may have these go on
+//! elsewhere.
 
 use std::sync::Arc;
 use std::time::Duration;

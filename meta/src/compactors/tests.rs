@@ -17,6 +17,8 @@ enum Does {
     Merges,
     NeverAnswers,
     IsCutOff,
+    /// The object store does not take its credentials.
+    IsRefused,
     Fails,
 }
 
@@ -50,6 +52,9 @@ impl CompactorService for Process {
                 let cause = "planted".into();
                 return Err(CallError::Unreachable { peer: "a:1".into(), cause }.into());
             }
+            Does::IsRefused => {
+                return Err(SqlError::new(SqlState::INSUFFICIENT_PRIVILEGE, "planted"));
+            }
             Does::Fails => return Err(SqlError::internal("damaged")),
         }
         Ok(VersionEdit { remove_runs: vec![self.id], ..VersionEdit::default() })
@@ -64,6 +69,8 @@ struct Test {
     all: Arc<Compactors>,
     /// Processes that tell nothing, and since when.
     silent: Arc<Mutex<BTreeMap<u64, Instant>>>,
+    /// Processes that the object store does not answer.
+    without_store: Arc<Mutex<BTreeSet<u64>>>,
     given: BTreeMap<u64, Arc<Mutex<BTreeSet<u64>>>>,
     may_end: BTreeMap<u64, Arc<Notify>>,
 }
@@ -71,16 +78,20 @@ struct Test {
 impl Test {
     fn new() -> Test {
         let silent = Arc::<Mutex<BTreeMap<u64, Instant>>>::default();
-        let silence = {
-            let silent = Arc::clone(&silent);
+        let without_store = Arc::<Mutex<BTreeSet<u64>>>::default();
+        let contact = {
+            let (silent, without_store) = (Arc::clone(&silent), Arc::clone(&without_store));
             Arc::new(move |id: u64| {
-                Some(silent.lock().get(&id).map_or(Duration::ZERO, Instant::elapsed))
+                let silence = silent.lock().get(&id).map_or(Duration::ZERO, Instant::elapsed);
+                let waits = without_store.lock().contains(&id);
+                let store_wait = if waits { WITHOUT_STORE * 2 } else { WITHOUT_STORE };
+                Some(Contact { silence, store_wait })
             })
         };
         let computes =
             Arc::new(Computes::new(Arc::default(), Default::default(), Box::new(|_, _, _| {})));
-        let all = Arc::new(Compactors::new(computes, Arc::default(), silence));
-        Test { all, silent, given: BTreeMap::new(), may_end: BTreeMap::new() }
+        let all = Arc::new(Compactors::new(computes, Arc::default(), contact));
+        Test { all, silent, without_store, given: BTreeMap::new(), may_end: BTreeMap::new() }
     }
 
     fn process(&mut self, id: u64, does: Does) -> Service {
@@ -201,6 +212,29 @@ async fn a_task_of_a_process_that_falls_silent_is_given_to_another() {
     let took = since.elapsed();
     assert!(took > SILENT && took <= SILENT + LOOK * (LOOKS + 1), "{took:?}");
     assert_eq!(test.given(), [(1, 0), (2, 0)], "the call to the first has ended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_a_process_that_the_store_does_not_answer_is_given_to_another() {
+    let mut test = Test::new();
+    test.compactor(1, Does::NeverAnswers);
+    let begun = test.begin(5, 1).await;
+    let since = Instant::now();
+    test.without_store.lock().insert(1);
+    // The process that the job is placed on stands in: the log here places it on none, which is 0.
+    let compute = test.process(0, Does::Merges);
+    test.all.add_compute(0, compute);
+    test.end_one(0);
+    assert_eq!(begun.await.unwrap().unwrap().remove_runs, [0]);
+    assert!(since.elapsed() <= LOOK * (LOOKS + 1), "{:?}", since.elapsed());
+    test.without_store.lock().clear();
+    test.compactor(2, Does::IsRefused);
+    let begun = test.begin(6, 1).await;
+    assert_eq!(test.given(), [(0, 0), (1, 1), (2, 0)]);
+    begun.abort();
+    test.all.remove(1);
+    test.end_one(0);
+    assert_eq!(test.begin(7, 1).await.await.unwrap().unwrap().remove_runs, [0]);
 }
 
 /// A leader that has stood still finds everybody silent, until it has taken what it was told meanwhile.

@@ -226,6 +226,26 @@ async fn where_the_only_compactor_is_silent_the_process_of_the_job_compacts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn where_the_store_does_not_answer_the_only_compactor_the_process_of_the_job_compacts() {
+    let mut test = Test::new().await;
+    let cut_off = test.compactor(2, "stalls").await;
+    let (meta, began) = (Arc::clone(&test.meta), Instant::now());
+    let beating = tokio::spawn(async move {
+        loop {
+            let store_wait_ms = began.elapsed().as_millis() as u64;
+            let told = Heartbeat { incarnation: cut_off, store_wait_ms, ..Heartbeat::default() };
+            meta.beat(told).await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    });
+    test.beating.push(AbortOnDropHandle::new(beating));
+    test.add_runs().await;
+    test.until(|t| t.merged_by() == Some(t.compute)).await;
+    assert!(began.elapsed() < Duration::from_secs(40), "{:?}", began.elapsed());
+    assert_eq!(test.given_to("stalls"), 1, "it is given no other");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_compactor_that_only_tells_of_itself_loses_its_task() {
     let mut test = Test::new().await;
     let stalled = test.compactor(2, "stalls").await;
