@@ -7,6 +7,7 @@
 //! what is new. What a named backup names stays.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use millrace_common::collections::HashMap;
@@ -17,6 +18,7 @@ use millrace_rpc::store_id::StoreId;
 use millrace_storage::StorageError;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use tokio::time::Instant;
 
 use super::named::{Backup, Backups};
 use crate::fold::fence_processes;
@@ -26,6 +28,10 @@ use crate::state::MetaState;
 
 /// Objects copied at the same time; each is held in memory.
 const PARALLEL: usize = 4;
+/// For how long an object is tried again while the stores fail, and the pause in between. A copy of much data outlasts what
+/// stores refuse now and then.
+const PATIENCE: Duration = Duration::from_secs(120);
+const PAUSE: Duration = Duration::from_secs(1);
 /// How often the log is read anew before it is given up.
 const ROUNDS: usize = 100;
 /// Says what a copy is of, and for what, until it has ended.
@@ -221,13 +227,10 @@ async fn check_target(
                 format!("the target of the copy is not empty: it holds \"{}\"", first.location);
             return Err(not_ready(&message).with_hint(OTHER_TARGET));
         }
-        let bytes = mark.to_owned().into();
-        match to.put_opts(&Path::from(MARK), bytes, PutMode::Create.into()).await {
-            Ok(_) => return Ok(()),
-            // Another copy has begun since.
-            Err(object_store::Error::AlreadyExists { .. }) => left = left_behind(to).await?,
-            Err(e) => return Err(StorageError::from_store("write", MARK, e).into()),
-        }
+        let written = target.put_if_absent(&Path::from(MARK), mark.to_owned().into()).await;
+        written.map_err(|e| StorageError::from_store("write", MARK, e))?;
+        // Another copy may have begun since.
+        left = left_behind(to).await?;
     }
     match left {
         Some(found) if found == mark => Ok(()),
@@ -296,15 +299,45 @@ async fn copy_objects(
     Ok(missing)
 }
 
-/// One object, read back and compared. `None`: it is not there. Objects never change, so that one which is at the
-/// target already is left as it is.
+/// One object, read back and compared; again while the stores fail, up to [`PATIENCE`]. `None`: it is not there. Objects
+/// never change, so that one which is at the target already is left as it is.
 async fn copy_object(
     from: &dyn ObjectStore,
     to: &dyn ObjectStore,
     name: &str,
 ) -> Result<Option<u64>, SqlError> {
+    let began = Instant::now();
+    loop {
+        match try_copy(from, to, name).await {
+            Ok(Some(Compared { is_same: false, .. })) => {
+                return Err(SqlError::new(
+                    SqlState::DATA_CORRUPTED,
+                    format!("the copy of object \"{name}\" differs from the original"),
+                ));
+            }
+            Ok(copied) => return Ok(copied.map(|copied| copied.size)),
+            Err(error) if may_pass(&error) && began.elapsed() < PATIENCE => {
+                tracing::warn!(%error, "an object is not copied yet, trying again");
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// An object at the target.
+struct Compared {
+    size: u64,
+    is_same: bool,
+}
+
+async fn try_copy(
+    from: &dyn ObjectStore,
+    to: &dyn ObjectStore,
+    name: &str,
+) -> Result<Option<Compared>, StorageError> {
     let path = Path::from(name);
-    let reading = |e| SqlError::from(StorageError::from_store("read", name, e));
+    let reading = |e| StorageError::from_store("read", name, e);
     let bytes = match from.get(&path).await {
         Ok(found) => found.bytes().await.map_err(reading)?,
         Err(object_store::Error::NotFound { .. }) => return Ok(None),
@@ -312,16 +345,20 @@ async fn copy_object(
     };
     match to.put_opts(&path, bytes.clone().into(), PutMode::Create.into()).await {
         Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => {}
-        Err(e) => return Err(StorageError::from_store("write", name, e).into()),
+        Err(e) => return Err(StorageError::from_store("write", name, e)),
     }
     let back = to.get(&path).await.map_err(reading)?.bytes().await.map_err(reading)?;
-    match back == bytes {
-        true => Ok(Some(bytes.len() as u64)),
-        false => Err(SqlError::new(
-            SqlState::DATA_CORRUPTED,
-            format!("the copy of object \"{name}\" differs from the original"),
-        )),
-    }
+    Ok(Some(Compared { size: bytes.len() as u64, is_same: back == bytes }))
+}
+
+/// Whether another attempt may end differently. What is unknown of one does not matter to the next: the bytes are the same.
+fn may_pass(error: &StorageError) -> bool {
+    matches!(
+        error,
+        StorageError::Timeout { .. }
+            | StorageError::Io { .. }
+            | StorageError::OutcomeUnknown { .. }
+    )
 }
 
 fn not_ready(message: &str) -> SqlError {

@@ -32,8 +32,8 @@ const OPEN_PARALLEL: usize = 512;
 const OPEN_AHEAD: u64 = 256;
 /// Objects deleted at a time.
 pub const DELETE_PARALLEL: usize = 8;
-/// Between attempts to write a snapshot, times their number.
-const SNAPSHOT_PAUSE: Duration = Duration::from_millis(100);
+/// Between attempts to write a snapshot and its like, times their number.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(100);
 /// A request that takes longer is given up and its outcome looked up.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -240,10 +240,7 @@ impl LogStore {
         let bytes = spawn_blocking("encode a backup", move || encode_snapshot(&state)).await;
         let bytes =
             bytes.map_err(|e| MetaError::Store(format!("the backup was not encoded: {e}")))?;
-        match self.store.put_opts(&path, bytes.into(), PutMode::Create.into()).await {
-            Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
+        Ok(self.put_if_absent(&path, bytes).await?)
     }
 
     /// The state that a backup has; `None`: it is not there.
@@ -355,19 +352,28 @@ impl LogStore {
 
     /// As `put_snapshot`, of what [`encode_snapshot`] has made of the state after record `number`.
     pub async fn put_encoded_snapshot(&self, number: u64, bytes: Bytes) -> Result<u64, MetaError> {
+        let size = bytes.len() as u64;
+        self.put_if_absent(&LogStore::snapshot_path(number), bytes).await?;
+        Ok(size)
+    }
+
+    /// Puts an object unless one is there, which stays as it is.
+    pub async fn put_if_absent(
+        &self,
+        path: &Path,
+        bytes: Bytes,
+    ) -> Result<(), object_store::Error> {
         /// What is unknown of an attempt does not matter to the next one: the bytes are the same.
         const ATTEMPTS: u32 = 5;
-        let size = bytes.len() as u64;
-        let path = LogStore::snapshot_path(number);
         let mut attempt = 1;
         loop {
-            let put = self.store.put_opts(&path, bytes.clone().into(), PutMode::Create.into());
+            let put = self.store.put_opts(path, bytes.clone().into(), PutMode::Create.into());
             match put.await {
-                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => return Ok(size),
+                Ok(_) | Err(object_store::Error::AlreadyExists { .. }) => return Ok(()),
                 Err(object_store::Error::Generic { .. }) if attempt < ATTEMPTS => {}
-                Err(e) => return Err(e.into()),
+                Err(e) => return Err(e),
             }
-            tokio::time::sleep(SNAPSHOT_PAUSE * attempt).await;
+            tokio::time::sleep(ATTEMPT_PAUSE * attempt).await;
             attempt += 1;
         }
     }

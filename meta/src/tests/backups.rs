@@ -8,7 +8,7 @@ use millrace_rpc::catalog::{Relation, RelationKind};
 use millrace_rpc::log::{CreateBackup, DeleteObjects, EditVersion, Entry, SetSetting};
 use millrace_rpc::operator::{BackupOverview, OperatorService};
 use millrace_rpc::version::{RunMeta, VersionEdit};
-use millrace_storage::sim::{Profile, SimStore};
+use millrace_storage::sim::{Faults, Profile, RequestKind, SimStore};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
@@ -311,6 +311,26 @@ async fn of_two_copies_that_begin_at_the_same_time_one_is_refused() {
     let is_told = |error: &SqlError| error.message.contains("has left behind");
     assert!(refused.len() == 1 && refused.iter().all(is_told), "{refused:?}");
     assert_eq!(LogStore::new(target).list_snapshots().await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_goes_on_where_the_store_refuses_something_now_and_then() {
+    let (cluster, t, _) = with_run().await;
+    for n in 2..=20 {
+        add_run(&cluster, t, n).await;
+    }
+    cluster.meta.create_backup("one".into(), None).await.unwrap();
+    let sim = SimStore::in_memory(Profile::INSTANT, 1);
+    let only = Some(RequestKind::Put);
+    sim.set_faults_after(
+        "data/",
+        Faults { error: 0.1, lost_answer: 0.2, only, ..Faults::default() },
+    );
+    let from = Arc::clone(&cluster.store) as Arc<dyn ObjectStore>;
+    let (to, which) = (Arc::new(sim.clone()), Which::Backup("one"));
+    let copied = copy(from, to, "here", which, Purpose::Run).await.unwrap();
+    assert_eq!(copied.objects, 20);
+    assert!(sim.stats().faults > 0);
 }
 
 /// A copy may lie anywhere, also below the folder of the original's objects.
