@@ -60,6 +60,11 @@ pub struct Collector {
     pub options: GcOptions,
 }
 
+/// How many incarnations are fenced, and the newest that was given: where one has risen, fenced processes may have left
+/// something. One that had stopped may have written it after the sweep that followed its fence; it ends then, and another one
+/// registers in its place.
+type ToSweep = (u64, u64);
+
 /// Records that were the log's last at earlier looks, with their epochs: what they have dropped may be deleted when all
 /// processes have applied them.
 #[derive(Debug, Default)]
@@ -119,13 +124,13 @@ impl Collector {
         let mut moving: BTreeMap<JobId, Epoch> =
             self.shared.state.read().jobs.keys().map(|id| (*id, Epoch::ZERO)).collect();
         loop {
-            if swept == self.fenced() && undeleted.is_empty() && backed_up {
+            if swept == self.to_sweep() && undeleted.is_empty() && backed_up {
                 self.news(dropped.is_waiting(), ended).await;
             }
             self.pause(ended).await;
             let round = self.shared.collection.asked();
             let mut troubles = Troubles::default();
-            if swept != self.fenced() {
+            if swept != self.to_sweep() {
                 swept = self.try_sweep(&mut undeleted, &mut troubles).await;
             }
             backed_up = self.settle_backups(&mut troubles).await;
@@ -164,16 +169,20 @@ impl Collector {
         }
     }
 
-    /// How many incarnations were fenced, if it has come to its end.
-    async fn try_sweep(&self, undeleted: &mut Vec<Path>, troubles: &mut Troubles) -> Option<u64> {
-        let fenced = self.fenced();
+    /// What there was to sweep, if it has come to its end.
+    async fn try_sweep(
+        &self,
+        undeleted: &mut Vec<Path>,
+        troubles: &mut Troubles,
+    ) -> Option<ToSweep> {
+        let to_sweep = self.to_sweep();
         let swept = self.sweep(undeleted).await;
-        troubles.note("objects of fenced processes were not swept this time", swept).and(fenced)
+        troubles.note("objects of fenced processes were not swept this time", swept).and(to_sweep)
     }
 
-    /// How many incarnations are fenced: when there are more, what they have left is swept.
-    fn fenced(&self) -> Option<u64> {
-        Some(self.shared.state.read().processes.fenced())
+    fn to_sweep(&self) -> Option<ToSweep> {
+        let state = self.shared.state.read();
+        Some((state.processes.fenced(), state.processes.last()))
     }
 
     /// Until a record was appended, something was given up, a process has applied more if one is waited for, or garbage

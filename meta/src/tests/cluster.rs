@@ -14,6 +14,8 @@ use millrace_rpc::log::{Entry, FenceProcess, ProcessRole, RegisterProcess};
 use millrace_rpc::operator::OperatorService;
 use millrace_rpc::services::{CompactorService, ComputeService};
 use millrace_rpc::version::StatementId;
+use object_store::ObjectStoreExt;
+use object_store::path::Path;
 use parking_lot::Mutex;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -391,6 +393,21 @@ async fn what_goes_wrong_in_a_collection_is_told() {
     let report = meta.collection(true).await.unwrap();
     let silent = format!("process {compute} has told nothing for ");
     assert!(report.troubles.iter().any(|t| t.contains(&silent)), "{report:?}");
+}
+
+/// One that had stopped goes on with what it had begun, and ends.
+#[tokio::test(start_paused = true)]
+async fn what_a_fenced_process_writes_late_is_collected_when_another_takes_its_place() {
+    let (cluster, _) = leader(&TestStore::new()).await;
+    let meta = Arc::clone(&cluster.meta);
+    let compute = registered(&meta, process(1, ProcessRole::Compute, "a:1")).await;
+    meta.apply(Entry::FenceProcess(FenceProcess { incarnations: vec![compute] })).await.unwrap();
+    meta.collection(true).await.unwrap();
+    let late = Path::from(format!("data/{compute}/1.seg"));
+    cluster.store.put(&late, "late".into()).await.unwrap();
+    registered(&meta, process(2, ProcessRole::Compute, "a:1")).await;
+    meta.collection(true).await.unwrap();
+    assert!(cluster.store.head(&late).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
