@@ -37,6 +37,7 @@ pub use self::reports::{job_report, job_row};
 pub use self::statements::{Load, Locks, ReadSet};
 pub use self::worker_reports::worker_report;
 use crate::advisory::LockLeader;
+use crate::catalog::mentions::mentions_catalogs;
 
 /// An immutable copy of the catalog.
 #[derive(Debug, Default)]
@@ -48,6 +49,8 @@ pub struct CatalogSnapshot {
     by_name: SharedMap<(String, String), Arc<Relation>>,
     /// By the id of what they read or belong to, by ascending ids.
     dependants: SharedMap<u32, Vec<Arc<Relation>>>,
+    /// Plain views whose own queries may name system tables.
+    catalog_views: BTreeSet<u32>,
 }
 
 impl CatalogSnapshot {
@@ -59,9 +62,11 @@ impl CatalogSnapshot {
     ) -> CatalogSnapshot {
         let mut by_name = previous.by_name.clone();
         let mut dependants = previous.dependants.clone();
+        let mut catalog_views = previous.catalog_views.clone();
         let (gone, added) = differences(&previous.relations, &relations);
         for r in gone {
             by_name.remove(&(r.schema.clone(), r.name.clone()));
+            catalog_views.remove(&r.id);
             for on in reads_or_belongs_to(r) {
                 let mut all = dependants.get(&on).cloned().unwrap_or_default();
                 all.retain(|d| d.id != r.id);
@@ -73,6 +78,9 @@ impl CatalogSnapshot {
         }
         for r in added {
             by_name.insert((r.schema.clone(), r.name.clone()), Arc::clone(r));
+            if r.kind() == RelationKind::View && mentions_catalogs(&r.query) {
+                catalog_views.insert(r.id);
+            }
             for on in reads_or_belongs_to(r) {
                 let mut all = dependants.get(&on).cloned().unwrap_or_default();
                 let at = all.partition_point(|d| d.id < r.id);
@@ -83,7 +91,7 @@ impl CatalogSnapshot {
         let is_listed =
             |r: &&Arc<Relation>| r.ephemeral == 0 && r.kind != RelationKind::Subscription as i32;
         let listed = relations.iter().filter(is_listed).cloned().collect();
-        CatalogSnapshot { schemas, relations, listed, by_name, dependants }
+        CatalogSnapshot { schemas, relations, listed, by_name, dependants, catalog_views }
     }
 
     /// The relations that users see as such, by ascending id.
@@ -103,6 +111,27 @@ impl CatalogSnapshot {
     pub fn by_id(&self, id: u32) -> Option<&Arc<Relation>> {
         let at = self.relations.binary_search_by_key(&id, |r| r.id).ok()?;
         self.relations.get(at)
+    }
+
+    /// Whether there are plain views whose queries may name system tables.
+    pub fn has_catalog_views(&self) -> bool {
+        !self.catalog_views.is_empty()
+    }
+
+    /// Of these relations, and of what the plain views among them read: the plain views whose own queries may name system
+    /// tables.
+    pub fn catalog_views(&self, ids: impl IntoIterator<Item = u32>) -> Vec<Arc<Relation>> {
+        let (mut found, mut seen) = (Vec::new(), BTreeSet::new());
+        let mut ids: Vec<u32> = ids.into_iter().collect();
+        while let Some(id) = ids.pop() {
+            let relation = self.by_id(id).filter(|r| r.kind() == RelationKind::View);
+            let Some(view) = relation.filter(|_| seen.insert(id)) else { continue };
+            if self.catalog_views.contains(&id) {
+                found.push(Arc::clone(view));
+            }
+            ids.extend(&view.depends_on);
+        }
+        found
     }
 
     /// Relations that read `id` or belong to it, directly.
@@ -459,6 +488,8 @@ pub trait Cluster: Send + Sync + 'static {
     async fn fresh_catalog(&self, _timeout: Duration) -> Result<(), SqlError> {
         Ok(())
     }
+    /// The same for statements that show what is defined: where the leader does not answer, they show what is known here.
+    async fn show_catalog(&self) {}
     async fn flush(&self) -> Result<(), SqlError>;
     /// The stored value of a setting that the cluster keeps.
     fn setting(&self, name: &str) -> Option<String>;

@@ -54,7 +54,7 @@ use crate::cluster::{
 };
 use crate::incarnation::REGISTRATION_WAIT;
 
-/// How long a look at processes and jobs waits for the leader, which may be the one that is missed.
+/// How long a look at processes, jobs and definitions waits for the leader, which may be the one that is missed.
 const LOOK_WAIT: Duration = Duration::from_secs(2);
 
 /// What a frontend's process is made of.
@@ -352,6 +352,13 @@ impl Cluster for RemoteCluster {
 
     async fn fresh_catalog(&self, timeout: Duration) -> Result<(), SqlError> {
         self.fresh_epoch(&[], timeout).await.map(drop)
+    }
+
+    async fn show_catalog(&self) {
+        // It is not waited for once it has been silent for long.
+        if self.lease.as_ref().is_none_or(|lease| lease.is_answered()) {
+            let _ = tokio::time::timeout(LOOK_WAIT, self.fresh_epoch(&[], LOOK_WAIT)).await;
+        }
     }
 
     async fn flush(&self) -> Result<(), SqlError> {

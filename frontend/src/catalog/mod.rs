@@ -12,6 +12,7 @@ mod expanded;
 pub mod functions;
 pub mod information;
 mod lookahead;
+pub mod mentions;
 pub mod objects;
 pub mod pg;
 pub mod procedures;

@@ -75,7 +75,7 @@ impl Session {
             self.shared.locks.check(self.pid)?;
         }
         self.queried |= takes_snapshot(&parsed.statement);
-        self.refresh_reports_for(parsed).await?;
+        self.refresh_shown(parsed).await?;
         match &parsed.statement {
             Statement::Sql(sql) => {
                 // The parameters of PREPARE are given at EXECUTE.

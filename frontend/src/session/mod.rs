@@ -20,6 +20,7 @@ pub mod scope;
 pub mod scroll;
 pub mod set;
 pub mod settings;
+mod shown;
 pub mod step;
 pub mod subscribe;
 pub mod transaction;

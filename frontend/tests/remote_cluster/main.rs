@@ -4,6 +4,7 @@
 
 mod older_catalog;
 mod reads;
+mod shown;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
