@@ -1,6 +1,5 @@
 //! What the leader serves the other processes of a cluster ([`MetaControl`]).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use futures::StreamExt;
 use millrace_common::{Generation, JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::control::{
-    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReport, JobReports,
-    ListedLock, MetaControl, ProcessReport, ReadEpoch, RecordStream, SessionId as ProtoSessionId,
+    DefineAnswer, DefineRequest, GiveBackLocksRequest, Heartbeat, JobReports, ListedLock,
+    MetaControl, ProcessReport, ReadEpoch, RecordStream, SessionId as ProtoSessionId,
     SessionsAnswer, SessionsTold, SessionsWanted, TakeLockAnswer, TakeLockRequest,
 };
 use millrace_rpc::log::{ProcessRole, RegisterProcess};
@@ -195,7 +194,7 @@ impl MetaControl for Meta {
     }
 
     async fn jobs(&self) -> Result<JobReports, CallError> {
-        let own: BTreeMap<u32, JobReport> = self.shared.members.job_reports();
+        let own = self.shared.members.job_reports(&self.shared.state.read());
         Ok(JobReports {
             jobs: self.told_jobs(),
             sources: self.source_reports(|id| own.get(&id.0)?.feed_error.clone()),

@@ -14,8 +14,10 @@ use crate::status::{JobState, JobStatus, STALL_AFTER};
 impl Meta {
     /// All jobs, with what the processes say that they run on.
     pub fn told_jobs(&self) -> Vec<JobReport> {
-        let own = self.shared.members.job_reports();
-        let loads = self.shared.loads.loads(&self.shared.state.read());
+        let (own, loads) = {
+            let state = self.shared.state.read();
+            (self.shared.members.job_reports(&state), self.shared.loads.loads(&state))
+        };
         let report = |status: JobStatus| {
             let load = loads.get(&status.relation).copied();
             let own = own.get(&status.relation.0).cloned().unwrap_or_default();

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use millrace_common::{EnvHandle, Epoch};
+use millrace_common::{EnvHandle, Epoch, RelationId};
 use millrace_rpc::control::{Heartbeat, JobReport, ProcessUsage};
 use millrace_rpc::log::ProcessRole;
 use parking_lot::Mutex;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::cluster::has_role;
 use crate::processes::Processes;
+use crate::state::MetaState;
 
 /// A process that has told nothing for so long is fenced.
 pub const PROCESS_LEASE: Duration = Duration::from_secs(6);
@@ -277,17 +278,24 @@ impl Members {
         self.0.lock().get(&incarnation)?.reads_from
     }
 
-    /// How their processes say that jobs are, by relation; the newest process that names one.
-    pub fn job_reports(&self) -> BTreeMap<u32, JobReport> {
+    /// How jobs are, by relation, as the processes say that the log has them run on. What a process has told of a job that
+    /// has moved since is past.
+    pub fn job_reports(&self, state: &MetaState) -> BTreeMap<u32, JobReport> {
         let contacts = self.0.lock();
-        let reports = contacts.values().flat_map(|c| &c.jobs);
-        reports.map(|j| (j.relation, j.clone())).collect()
+        let runs_on = |job: &JobReport, process: u64| {
+            let placed = state.jobs.get(&RelationId(job.relation));
+            placed.is_some_and(|placed| placed.process == process)
+        };
+        let told = contacts.iter().flat_map(|(id, c)| c.jobs.iter().map(move |job| (*id, job)));
+        let own = told.filter(|(id, job)| runs_on(job, *id));
+        own.map(|(_, job)| (job.relation, job.clone())).collect()
     }
 
-    /// What the processes have said of their caches and requests, by incarnation; those that have.
-    pub fn usages(&self) -> Vec<ProcessUsage> {
+    /// What the live processes have said of their caches and requests, by incarnation; those that have.
+    pub fn usages(&self, processes: &Processes) -> Vec<ProcessUsage> {
         let contacts = self.0.lock();
-        contacts.values().map(|c| &c.usage).filter(|u| u.incarnation != 0).cloned().collect()
+        let live = contacts.iter().filter(|(id, _)| processes.is_live(**id));
+        live.map(|(_, c)| &c.usage).filter(|u| u.incarnation != 0).cloned().collect()
     }
 
     /// For how long a process could have told of itself and has not; `None`: nothing is known of it.
@@ -312,6 +320,8 @@ mod tests {
 
     use super::*;
     use crate::processes::Process;
+    use crate::state::JobRecord;
+    use crate::timeline::Timeline;
 
     fn process(registration: RegisterProcess) -> Process {
         Process { registration, epoch: Epoch::ZERO, number: 1, drained: false }
@@ -319,6 +329,61 @@ mod tests {
 
     fn beat(incarnation: u64) -> Heartbeat {
         Heartbeat { incarnation, ..Heartbeat::default() }
+    }
+
+    const JOB: RelationId = RelationId(5);
+
+    fn report(rows: i64) -> JobReport {
+        JobReport { relation: JOB.0, rows, ..JobReport::default() }
+    }
+
+    /// The log has the job run on this process.
+    fn runs_on(process: u64) -> MetaState {
+        let mut state = MetaState::default();
+        let job = JobRecord {
+            version: Default::default(),
+            timeline: Timeline::default(),
+            inputs: Vec::new(),
+            process,
+            horizon: Epoch::ZERO,
+            watermarks: Default::default(),
+        };
+        state.jobs.insert(JOB, job);
+        state
+    }
+
+    #[tokio::test]
+    async fn a_job_is_told_of_by_the_process_that_the_log_has_it_run_on() {
+        let members = Members::default();
+        for (process, rows) in [(1, 10), (2, 20)] {
+            members.note(Heartbeat { jobs: vec![report(rows)], ..beat(process) }, Instant::now());
+        }
+        let told = |process| {
+            let reports = members.job_reports(&runs_on(process));
+            reports.get(&JOB.0).map(|job| job.rows)
+        };
+        assert_eq!((told(1), told(2)), (Some(10), Some(20)));
+        assert_eq!((told(0), told(3)), (None, None), "nobody has told of it there");
+    }
+
+    #[tokio::test]
+    async fn a_fenced_process_has_no_caches() {
+        let (mut processes, members) = (Processes::default(), Members::default());
+        for id in 1..=2 {
+            let registration = RegisterProcess { nonce: id, ..RegisterProcess::default() };
+            processes.register(id, process(registration));
+            let usage = Some(ProcessUsage::default());
+            members.note(Heartbeat { usage, ..beat(id) }, Instant::now());
+        }
+        let told = |processes: &Processes| {
+            members.usages(processes).iter().map(|usage| usage.incarnation).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&processes), [1, 2]);
+        processes.fence(2);
+        assert_eq!(told(&processes), [1]);
+        // A heartbeat that has come before the fence may be noted after it.
+        members.note(beat(2), Instant::now());
+        assert_eq!(told(&processes), [1]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -490,11 +555,11 @@ mod tests {
         };
         members.note(pins(8, 30, "a"), Instant::now());
         tokio::time::advance(PROCESS_LEASE).await;
-        let jobs = vec![JobReport { relation: 5, ..JobReport::default() }];
+        let jobs = vec![report(3)];
         members.note(Heartbeat { jobs, ..pins(7, 20, "b") }, Instant::now());
         assert!(members.pins("a") && members.pins("b"));
         assert_eq!(members.reads_from(), Some(Epoch(20)));
-        assert!(members.job_reports().contains_key(&5));
+        assert!(members.job_reports(&runs_on(1)).contains_key(&JOB.0));
         assert_eq!(members.silence(1, Instant::now()), Some(Duration::ZERO));
         members.note(pins(7, 40, "c"), Instant::now());
         assert_eq!(members.reads_from(), Some(Epoch(20)), "7 is not what it was before");

@@ -134,7 +134,7 @@ impl Meta {
     pub fn usages(&self) -> Vec<ProcessUsage> {
         let own = self.usage.get().map(|usage| usage());
         let own = own.map(|usage| ProcessUsage { incarnation: self.incarnation, ..usage });
-        let others = self.shared.members.usages().into_iter();
+        let others = self.shared.members.usages(&self.shared.state.read().processes).into_iter();
         own.into_iter().chain(others.filter(|u| u.incarnation != self.incarnation)).collect()
     }
 

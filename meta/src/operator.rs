@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use millrace_common::{JobId, RelationId, SqlError, SqlState};
 use millrace_rpc::call_error::CallError;
 use millrace_rpc::catalog::{Relation, RelationKind};
-use millrace_rpc::control::JobReport;
 use millrace_rpc::log::ProcessRole;
 use millrace_rpc::operator::{
     BackupList, BackupOverview, ClusterOverview, CollectionReport, JobOverview, JobVersions,
@@ -103,9 +102,11 @@ impl Meta {
     }
 
     fn job_overviews(&self) -> Vec<JobOverview> {
-        let own: BTreeMap<u32, JobReport> = self.shared.members.job_reports();
+        let (own, loads) = {
+            let state = self.shared.state.read();
+            (self.shared.members.job_reports(&state), self.shared.loads.loads(&state))
+        };
         let catalog = self.catalog();
-        let loads = self.shared.loads.loads(&self.shared.state.read());
         let overview = |status: crate::status::JobStatus| {
             let (id, generation) = (status.relation, status.generation.0);
             let report = self.job_report(status, own.get(&id.0).cloned().unwrap_or_default());
