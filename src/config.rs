@@ -4,7 +4,7 @@ mod checks;
 mod origin;
 mod quantities;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -419,12 +419,24 @@ pub(crate) fn callable(
     expected: &'static str,
 ) -> Result<String, ConfigError> {
     let (host, port) = text.rsplit_once(':').unwrap_or_default();
-    let is_nowhere = |ip: IpAddr| ip.is_unspecified();
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let is_bad = host.is_empty() || host.parse().is_ok_and(is_nowhere);
+    // A sign would be taken for part of the number.
+    let is_number = port.bytes().all(|digit| digit.is_ascii_digit());
     match port.parse::<u16>() {
-        Ok(port) if port > 0 && !is_bad => Ok(text),
+        Ok(port) if port > 0 && is_number && is_host(host) => Ok(text),
         _ => Err(ConfigError::Invalid { name, value: text, expected }),
+    }
+}
+
+/// Whether a text is the name of a host or its address, of IPv6 within brackets.
+fn is_host(text: &str) -> bool {
+    let somewhere = |ip: IpAddr| !ip.to_canonical().is_unspecified();
+    if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        return address.parse::<Ipv6Addr>().is_ok_and(|ip| somewhere(ip.into()));
+    }
+    let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    match text.parse::<Ipv4Addr>() {
+        Ok(ip) => somewhere(ip.into()),
+        Err(_) => !text.is_empty() && text.bytes().all(is_of_name),
     }
 }
 

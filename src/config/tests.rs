@@ -24,7 +24,7 @@ fn defaults_of_the_tail_are_those_that_the_help_states() {
 
 #[test]
 fn what_nobody_can_call_is_not_advertised() {
-    for text in ["10.0.0.2:4571", "compute-1:1", "[::1]:65535"] {
+    for text in ["10.0.0.2:4571", "compute-1:1", "a_b.example:7", "[::1]:65535"] {
         assert_eq!(advertised(text.into()).unwrap(), text);
     }
     let nowhere = [
@@ -38,7 +38,13 @@ fn what_nobody_can_call_is_not_advertised() {
         "host:x",
         "0.0.0.0:4571",
         "[::]:4571",
+        "[::ffff:0.0.0.0]:4571",
         "[]:1",
+        "::1:4571",
+        "http://host:4571",
+        "user@host:4571",
+        "two hosts:4571",
+        "host:+4571",
     ];
     for text in nowhere {
         let given = Options { advertise: Some(text.into()), ..Options::default() };

@@ -374,7 +374,15 @@ mod tests {
     #[test]
     fn meta_processes_are_named_by_host_and_port() {
         for &role in ROLES {
-            for bad in ["10.0.0.1", "meta-1:", ":4570", "meta-1:port", "m:0", "0.0.0.0:4570"] {
+            for bad in [
+                "10.0.0.1",
+                "meta-1:",
+                ":4570",
+                "meta-1:port",
+                "m:0",
+                "0.0.0.0:4570",
+                "http://meta-1:4570",
+            ] {
                 let error = given(&["a:1", bad]).resolve(role).unwrap_err().to_string();
                 let value = format!("invalid value for --meta: \"{bad}\" (expected the host");
                 assert!(error.starts_with(&value), "{error}");
