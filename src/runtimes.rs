@@ -19,6 +19,7 @@ use millrace_common::task::spawn_on;
 use millrace_common::{SqlError, heap, threads};
 use millrace_compactor::Compactor;
 use millrace_rpc::log::MoveParts;
+use millrace_rpc::request::carried;
 use millrace_rpc::services::{CompactionTask, CompactorService, LivePart};
 use millrace_rpc::version::VersionEdit;
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -113,7 +114,8 @@ impl CompactorService for BackgroundCompactor {
     async fn compact(&self, task: CompactionTask) -> Result<VersionEdit, SqlError> {
         let Some(runtime) = &self.runtime else { return self.compactor.compact(task).await };
         let compactor = Arc::clone(&self.compactor);
-        let compaction = spawn_on(runtime, "compact", async move { compactor.compact(task).await });
+        let work = carried(async move { compactor.compact(task).await });
+        let compaction = spawn_on(runtime, "compact", work);
         let ended = AbortOnDropHandle::new(compaction).await;
         ended.map_err(|e| SqlError::internal(format!("a compaction failed: {e}")))?
     }
@@ -121,7 +123,7 @@ impl CompactorService for BackgroundCompactor {
     async fn copy_parts(&self, parts: Vec<LivePart>) -> Result<MoveParts, SqlError> {
         let Some(runtime) = &self.runtime else { return self.compactor.copy_parts(parts).await };
         let compactor = Arc::clone(&self.compactor);
-        let work = async move { compactor.copy_parts(parts).await };
+        let work = carried(async move { compactor.copy_parts(parts).await });
         let ended = AbortOnDropHandle::new(spawn_on(runtime, "copy parts", work)).await;
         ended.map_err(|e| SqlError::internal(format!("copying live data failed: {e}")))?
     }

@@ -24,7 +24,7 @@ use millrace_storage::compaction::{Pick, pick};
 use millrace_storage::read_counts::TableReads;
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, info_span, warn};
 
 use crate::compaction_board::Merge;
 use crate::compaction_queue::Candidates;
@@ -130,6 +130,9 @@ impl Scheduler {
             };
             let job = task.job;
             let shared = Arc::clone(&self.shared);
+            // The compactor that does it and the process that runs the job log what they do for it by this id.
+            let request = self.shared.new_request();
+            let span = info_span!("compaction", request = request.as_str());
             let run = run(
                 Arc::clone(&self.shared),
                 services.clone(),
@@ -137,12 +140,13 @@ impl Scheduler {
                 generation,
                 Arc::clone(&self.busy),
             );
-            spawn("compact", async move {
+            let work = async move {
                 run.await;
                 drop(slot);
                 // Its runs are free again.
                 shared.compaction.look_at([job]);
-            });
+            };
+            spawn("compact", request.scope(work.instrument(span)));
         }
     }
 

@@ -22,7 +22,7 @@ use millrace_rpc::log::Entry;
 use millrace_rpc::services::{LivePart, PartKind};
 use millrace_rpc::version::{JobVersion, SliceRef};
 use parking_lot::Mutex;
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, info_span, warn};
 
 use crate::objects::{Alive, Objects};
 use crate::shared::Shared;
@@ -193,7 +193,12 @@ impl SegmentRewriter {
             let live = self.shared.state.read().objects.live_bytes(&s.name);
             is_sparse(live, s.size)
         });
-        if batch.is_empty() { Ok(()) } else { self.rewrite(&batch).await }
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let request = self.shared.new_request();
+        let span = info_span!("rewrite", request = request.as_str());
+        request.scope(self.rewrite(&batch).instrument(span)).await
     }
 
     async fn rewrite(&self, batch: &[Sparse]) -> Result<(), SqlError> {

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock, Weak};
 
 use millrace_common::{EnvHandle, Epoch, Generation, JobId, RelationId, SqlError};
+use millrace_rpc::request::RequestId;
 use millrace_rpc::services::{CompactorService, ComputeService};
 use millrace_rpc::stream::AppliedRecord;
 use millrace_storage::given_up::GivenUp;
@@ -182,6 +183,11 @@ impl Shared {
             listed_sizes: ListedSizes::default(),
             shutdown: CancellationToken::new(),
         })
+    }
+
+    /// The id of what this process is about to do by itself, for the logs of all that have to do with it.
+    pub fn new_request(&self) -> RequestId {
+        RequestId::next(self.incarnation.get().copied().unwrap_or_default())
     }
 
     /// What one step of a job may take in.

@@ -115,7 +115,7 @@ fn answer_json(a: &Answer) -> Value {
 
 fn error_json(e: &SqlError) -> Value {
     json!({"state": e.state.0, "message": e.message, "detail": e.detail, "hint": e.hint,
-           "position": e.position})
+           "context": e.context, "position": e.position})
 }
 
 /// A user's runs, for a page that was closed meanwhile.

@@ -378,3 +378,43 @@ async fn a_statement_has_one_id_in_the_logs_of_all_processes() {
         }
     }
 }
+
+/// The requests of the calls of this method that a process says to have made.
+fn called(log: &str, method: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for line in log.lines() {
+        let entry: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+        if entry["message"] == "called" && entry["method"] == method {
+            found.extend(entry["request"].as_str().map(str::to_owned));
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_leader_does_by_itself_has_an_id_in_the_logs_of_those_who_do_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (flags, log) = (&["--log-format=json"], "info,millrace_rpc=debug");
+    let mut cluster = Cluster::start_with_log(dir.path(), &Cluster::NAMES, flags, log).await;
+    let client = cluster.connect("frontend1").await;
+    run(&client, "CREATE TABLE t (id bigint PRIMARY KEY, v text)").await;
+    let deadline = Instant::now() + LIMIT;
+    let mut rows = 0;
+    loop {
+        let sql = format!(
+            "INSERT INTO t SELECT {rows} + i, repeat('x', 100) FROM generate_series(0, 199) AS g(i)"
+        );
+        run(&client, &sql).await;
+        rows += 200;
+        let meta = cluster.process("meta").log();
+        let cuts = called(&meta, "Compute/Cut");
+        let taken = requests(&cluster.process("compute").log(), "call");
+        let compactions = requests(&meta, "compaction");
+        let merged = requests(&cluster.process("compactor").log(), "call");
+        if !cuts.is_disjoint(&taken) && !compactions.is_disjoint(&merged) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{cuts:?} {taken:?} {compactions:?} {merged:?}");
+    }
+}

@@ -39,6 +39,7 @@ use crate::session::{Session, Step, busy, canceled, timed_out};
 use crate::wire::{Backend, FrontendMessage, TransactionStatus};
 use reading::{Message, Unread};
 
+pub(crate) use request::as_own_request;
 pub use start::run;
 
 /// Bytes gathered before they are sent.

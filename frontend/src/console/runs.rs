@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::rows::{Limits, gather, kept_notices};
 use super::{Answer, most_frequent};
-use crate::connection::{guarded, panicked};
+use crate::connection::{as_own_request, guarded, panicked};
 use crate::query::catalog_view::fold;
 use crate::secrets::masked;
 use crate::server::{Activity, IDLE, Shared};
@@ -343,7 +343,10 @@ async fn run_all(shared: &Arc<Shared>, run: &Run, mut limits: Limits) -> Result<
     }
     run.progress.lock().statements = statements.len();
     for parsed in &statements {
-        let answer = run_one(&mut session, run, parsed, &mut limits).await;
+        let incarnation = shared.config.incarnation.get();
+        // Boxed: such a future is large, and each that wraps it would hold it on the stack.
+        let statement = Box::pin(run_one(&mut session, run, parsed, &mut limits));
+        let answer = as_own_request(incarnation, statement).await;
         session.shared.end_statement(pid, APPLICATION, IDLE);
         let mut progress = run.progress.lock();
         progress.current = None;

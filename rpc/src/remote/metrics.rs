@@ -7,6 +7,8 @@ use std::fmt::Write;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::request::RequestId;
+
 /// Upper limits of the histogram's buckets, in seconds.
 const LIMITS: [f64; 8] = [0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0];
 /// Methods and outcomes that are counted apart; those of a build are fewer.
@@ -60,11 +62,19 @@ pub(super) struct Measured {
     method: String,
     begun: Instant,
     outcome: &'static str,
+    /// What it is part of, for the log of who makes it.
+    request: Option<RequestId>,
 }
 
 impl Measured {
     pub(super) fn begin(side: Side, method: String) -> Measured {
-        Measured { side, method, begun: Instant::now(), outcome: "cancelled" }
+        let (begun, outcome, request) = (Instant::now(), "cancelled", None);
+        Measured { side, method, begun, outcome, request }
+    }
+
+    pub(super) fn of_request(mut self, request: Option<RequestId>) -> Measured {
+        self.request = request;
+        self
     }
 
     /// What came of it. The time is measured when this is dropped.
@@ -80,10 +90,11 @@ impl Drop for Measured {
             "unimplemented" => "unknown".to_owned(),
             _ => std::mem::take(&mut self.method),
         };
-        // In the span of the call, or of what it is made for: both name the request.
+        let request = self.request.as_ref().map(RequestId::as_str);
         match self.side {
+            // In the span of the call, which names the request.
             Side::Server => tracing::debug!(outcome = self.outcome, "answered"),
-            Side::Client => tracing::debug!(method, outcome = self.outcome, "called"),
+            Side::Client => tracing::debug!(method, request, outcome = self.outcome, "called"),
         }
         let seconds = self.begun.elapsed().as_secs_f64();
         let (mut calls, key) = (CALLS.lock(), (self.side, method, self.outcome));

@@ -56,7 +56,7 @@ where
             }
             Side::Client => tracing::Span::none(),
         };
-        let mut measured = Measured::begin(self.side, method);
+        let mut measured = Measured::begin(self.side, method).of_request(id.clone());
         let answer = self.inner.call(request);
         let observed = async move {
             let answer = answer.await;
