@@ -5,6 +5,7 @@ use std::fmt::{Display, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
+use millrace_common::RelationId;
 use millrace_executor::Worker;
 use millrace_executor::memory::{MEMORY_CLASSES, MemoryGovernor};
 use millrace_executor::stats::{LookaheadStats, OperatorStats};
@@ -85,7 +86,12 @@ pub fn text(sources: &Standalone) -> String {
     };
     let names: Vec<String> = rows.iter().map(name).collect();
     jobs(&mut out, &names, &rows);
-    expression_errors(&mut out, &names, &rows, sources);
+    let cluster = &sources.frontend.cluster;
+    let failed = |job: &JobRow| {
+        let errors = cluster.expression_errors(RelationId(job.relation));
+        errors.iter().map(|e| e.count).sum::<u64>()
+    };
+    expression_errors(&mut out, names.iter().zip(rows.iter().map(failed)));
     text
 }
 
@@ -354,18 +360,15 @@ pub(crate) fn jobs(out: &mut Exposition, names: &[String], jobs: &[JobRow]) {
     lookahead(out, names, jobs);
 }
 
-fn expression_errors(
+/// Jobs by their names, and how many rows an expression of each has failed on.
+pub(crate) fn expression_errors<'n>(
     out: &mut Exposition,
-    names: &[String],
-    jobs: &[JobRow],
-    sources: &Standalone,
+    jobs: impl Iterator<Item = (&'n String, u64)>,
 ) {
     let family = "millrace_expression_errors_total";
     out.family(family, "counter", "Rows on which an expression of a view failed.");
-    for (name, j) in names.iter().zip(jobs) {
-        let errors =
-            sources.frontend.cluster.expression_errors(millrace_common::RelationId(j.relation));
-        out.sample(family, &[("job", name)], errors.iter().map(|e| e.count).sum::<u64>());
+    for (name, failed) in jobs {
+        out.sample(family, &[("job", name)], failed);
     }
 }
 

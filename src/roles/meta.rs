@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millrace_common::{RelationId, SqlError, SqlState};
+use millrace_executor::error_sink::ErrorSink;
 use millrace_frontend::cluster::{JobRow, job_row};
 use millrace_meta::claim::LED_LONG;
 use millrace_meta::processes::ProcessStatus;
@@ -495,6 +496,12 @@ fn write_jobs(meta: &Meta, text: &mut String) {
     let jobs: Vec<JobRow> = meta.told_jobs().into_iter().map(job_row).collect();
     let names: Vec<String> = jobs.iter().map(name).collect();
     http::metrics::jobs(&mut out, &names, &jobs);
+    let failed = |job: &JobRow| {
+        let version = meta.version(RelationId(job.relation));
+        let kinds = version.map(|version| ErrorSink::load(&version.counters).kinds());
+        kinds.iter().flatten().map(|kind| kind.count).sum::<u64>()
+    };
+    http::metrics::expression_errors(&mut out, names.iter().zip(jobs.iter().map(failed)));
 }
 
 /// How far each process is behind the log, for Prometheus.
