@@ -91,7 +91,7 @@ async fn authenticate(
     address: SocketAddr,
 ) -> std::io::Result<Result<(), SqlError>> {
     let config = &shared.config;
-    let is_believed = config.trust_everybody || address.ip().is_loopback();
+    let is_believed = config.trust_everybody || is_on_this_machine(address);
     if is_believed && !config.require_password {
         return Ok(Ok(()));
     }
@@ -131,6 +131,11 @@ async fn authenticate(
         }
         _ => refused(),
     }
+}
+
+/// Whether a client is on this machine, also one of IPv4 at a port of IPv6.
+fn is_on_this_machine(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
 }
 
 /// A client that has a session.
@@ -388,5 +393,21 @@ impl Connection {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_of_this_machine_are_known_by_either_protocol() {
+        let is_own = |address: &str| is_on_this_machine(address.parse().unwrap());
+        for own in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(is_own(own), "{own}");
+        }
+        for other in ["10.0.0.1:1", "[2001:db8::1]:1", "[::ffff:10.0.0.1]:1"] {
+            assert!(!is_own(other), "{other}");
+        }
     }
 }
