@@ -1,4 +1,4 @@
-# Images of the server and of millrace-s3, the object store of tests and demos. Neither needs BuildKit.
+# Images of the server and of millrace-s3, the object store of tests and demos. Those of `runtime` need no BuildKit.
 #
 # runtime: takes binaries that are there, from a directory of this repository; needs no registry.
 #   docker/base-image.sh
@@ -7,8 +7,9 @@
 #
 # runtime-proxy: haproxy in front of the frontends of docker-compose.yml, with the server's binary for its health check.
 #
-# build, build-proxy: the same, but they compile the binaries, and pull two images.
-#   docker build --target build -t millrace .
+# build, build-proxy: the same, but they compile the binaries, and pull two images. With BuildKit: the builder before it
+# begins with the stages of `runtime` whatever the target is.
+#   DOCKER_BUILDKIT=1 docker build --target build -t millrace .
 ARG BASE=millrace-base:bookworm
 ARG PROXY_BASE=millrace-proxy-base:bookworm
 FROM ${BASE} AS runtime
