@@ -488,8 +488,9 @@ pub trait Cluster: Send + Sync + 'static {
     async fn fresh_catalog(&self, _timeout: Duration) -> Result<(), SqlError> {
         Ok(())
     }
-    /// The same for statements that show what is defined: where the leader does not answer, they show what is known here.
-    async fn show_catalog(&self) {}
+    /// The same, of users too, for what need not fail without the leader: where that does not answer, what is known here
+    /// counts.
+    async fn newest_definitions(&self) {}
     async fn flush(&self) -> Result<(), SqlError>;
     /// The stored value of a setting that the cluster keeps.
     fn setting(&self, name: &str) -> Option<String>;

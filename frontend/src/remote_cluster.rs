@@ -354,7 +354,7 @@ impl Cluster for RemoteCluster {
         self.fresh_epoch(&[], timeout).await.map(drop)
     }
 
-    async fn show_catalog(&self) {
+    async fn newest_definitions(&self) {
         // It is not waited for once it has been silent for long.
         if self.lease.as_ref().is_none_or(|lease| lease.is_answered()) {
             let _ = tokio::time::timeout(LOOK_WAIT, self.fresh_epoch(&[], LOOK_WAIT)).await;

@@ -1,8 +1,8 @@
 //! Definitions at one frontend, as statements at another see them.
 
 use futures::TryStreamExt;
-use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, NoTls};
 
 use crate::process::Cluster;
 use crate::sessions::LIMIT;
@@ -72,5 +72,25 @@ async fn what_is_prepared_or_followed_is_of_what_another_frontend_has_defined() 
         let replace = format!("CREATE OR REPLACE VIEW w{n} AS SELECT id + {n} AS id FROM t");
         execute(&definer, &replace).await;
         assert_eq!(followed(&follower, &format!("w{n}")).await, (n + 1).to_string());
+    }
+}
+
+/// Every client of a cluster may come to any frontend.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_that_one_frontend_has_created_is_let_in_by_another_one_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let names = ["meta", "frontend1", "frontend2"];
+    let cluster = Cluster::start_with(dir.path(), &names).await;
+    let definer = cluster.connect("frontend1").await;
+    let address = cluster.address("frontend2");
+    let (host, port) = address.rsplit_once(':').expect("host and port");
+    for n in 1..=ROUNDS {
+        execute(&definer, &format!("CREATE USER user{n} PASSWORD 'x'")).await;
+        let config = format!("host={host} port={port} user=user{n} dbname=dev connect_timeout=10");
+        let (client, connection) = tokio_postgres::connect(&config, NoTls)
+            .await
+            .unwrap_or_else(|error| panic!("user{n}: {error:?}"));
+        tokio::spawn(connection);
+        assert_eq!(one::<i32>(&client, "SELECT 1").await, 1);
     }
 }

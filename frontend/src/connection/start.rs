@@ -92,13 +92,19 @@ async fn authenticate(
 ) -> std::io::Result<Result<(), SqlError>> {
     let config = &shared.config;
     let is_believed = config.trust_everybody || is_on_this_machine(address);
-    if is_believed && !config.require_password {
-        return Ok(Ok(()));
-    }
+    let needs_none = is_believed && !config.require_password;
     let Some(user) = opening.startup.parameters.get("user").cloned() else {
         // The session is refused with the right words.
         return Ok(Ok(()));
     };
+    // Another frontend may have created or changed the user. Where a password is asked for, all wait alike: how long tells
+    // nobody who is known.
+    if !needs_none || !shared.has_user(&user) {
+        shared.cluster.newest_definitions().await;
+    }
+    if needs_none {
+        return Ok(Ok(()));
+    }
     let tls = shared.config.tls.as_ref().filter(|_| opening.encrypted);
     let (scram, mechanisms) = auth::scram(tls);
     let verifier = shared.cluster.users().remove(&user).flatten();

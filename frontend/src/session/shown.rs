@@ -91,7 +91,7 @@ impl Session {
         if !asked.definitions || !self.reads_fresh()? {
             return reports.await;
         }
-        let (reports, ()) = tokio::join!(reports, self.cluster().show_catalog());
+        let (reports, ()) = tokio::join!(reports, self.cluster().newest_definitions());
         reports
     }
 
