@@ -21,6 +21,7 @@ mod slow_writes;
 mod stress;
 mod telling;
 mod threads;
+mod unread;
 
 #[path = "../crash/ledger.rs"]
 mod ledger;

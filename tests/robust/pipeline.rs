@@ -25,16 +25,17 @@ fn statement(sql: &str) -> Vec<u8> {
     [message(b'P', &parse), message(b'B', &[0; 8]), message(b'E', &[0; 5])].concat()
 }
 
-fn query(sql: &str) -> Vec<u8> {
+/// A query string.
+pub fn query(sql: &str) -> Vec<u8> {
     message(b'Q', &[sql.as_bytes(), b"\0"].concat())
 }
 
 const SYNC: &[u8] = b"S\0\0\0\x04";
 const FLUSH: &[u8] = b"H\0\0\0\x04";
-const READY: &[u8] = b"Z\0\0\0\x05I";
+pub const READY: &[u8] = b"Z\0\0\0\x05I";
 
 /// What has been answered: tags, values of rows, states of errors.
-fn answers(mut bytes: &[u8]) -> Vec<String> {
+pub fn answers(mut bytes: &[u8]) -> Vec<String> {
     let mut all = Vec::new();
     while let [kind, a, b, c, d, rest @ ..] = bytes {
         let length = u32::from_be_bytes([*a, *b, *c, *d]) as usize - 4;
@@ -57,7 +58,7 @@ fn answers(mut bytes: &[u8]) -> Vec<String> {
 }
 
 /// Sends these and reads until the session is ready and has no transaction.
-fn run(socket: &mut TcpStream, messages: &[Vec<u8>]) -> Vec<String> {
+pub fn run(socket: &mut TcpStream, messages: &[Vec<u8>]) -> Vec<String> {
     socket.write_all(&messages.concat()).expect("sent");
     answers(&read_until(socket, READY))
 }

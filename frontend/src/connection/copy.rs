@@ -62,6 +62,7 @@ impl Connection {
         let step = self.session.begin_step();
         let work = copy.finish(&self.session);
         let tag = guarded(&gone, &cancel, timeout, &step, work).await?;
+        self.note_commit(&step);
         self.session.notice_late();
         self.conclude(&tag).await
     }

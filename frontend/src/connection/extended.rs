@@ -177,6 +177,7 @@ impl Connection {
             let work = Box::pin(self.session.run_prepared(&portal.prepared, &portal.values));
             let work = guarded(&self.gone, &cancel, timeout, &step, work);
             let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
+            self.note_commit(&step);
             self.flush_notices();
             portal.state = PortalState::Done;
             match outcome {
@@ -212,6 +213,7 @@ impl Connection {
                 } else {
                     portal.state = PortalState::Running(running);
                     self.out.portal_suspended();
+                    self.is_committed = false;
                 }
             }
             PortalState::Scroll(mut scroll) => {

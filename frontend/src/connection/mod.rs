@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::query::planning::Held;
 use crate::server::IDLE;
-use crate::session::{Session, Step, busy, canceled, timed_out};
+use crate::session::{Block, Session, Step, busy, canceled, timed_out};
 use crate::wire::{Backend, FrontendMessage, TransactionStatus};
 use reading::{Message, Unread};
 
@@ -67,6 +67,8 @@ struct Connection {
     skip_to_sync: bool,
     /// The statement under way is the last of a query string.
     ends_string: bool,
+    /// The statement under way has been committed, and has not been answered to its end.
+    is_committed: bool,
 }
 
 /// A statement's failure: reported to the client, or the connection is broken.
@@ -177,8 +179,10 @@ impl Connection {
         self.ends_string = false;
         self.session.last_of_many = false;
         self.flush_notices();
-        // A statement that was cut off because its connection ends says so.
-        if self.stop.is_cancelled() && e.state == SqlState::QUERY_CANCELED {
+        if std::mem::take(&mut self.is_committed) {
+            self.out.error("ERROR", &after_commit(e));
+        } else if self.stop.is_cancelled() && e.state == SqlState::QUERY_CANCELED {
+            // A statement that was cut off because its connection ends says so.
             self.out.error("ERROR", &terminated());
         } else {
             self.out.error("ERROR", e);
@@ -189,6 +193,7 @@ impl Connection {
     }
 
     fn begin_statement(&mut self, text: &str) {
+        self.is_committed = false;
         self.session.cancel = self.session.shared.begin_statement(self.session.pid, text);
     }
 
@@ -229,6 +234,15 @@ impl Connection {
         self.session.settings.millis("statement_timeout").map(Duration::from_millis)
     }
 
+    /// After a step has ended well. No error takes back rows that it has committed; an implicit block has written no others,
+    /// and ends with them.
+    fn note_commit(&mut self, step: &Step) {
+        if step.entered().is_set() {
+            self.is_committed = true;
+            self.session.end_implicit();
+        }
+    }
+
     /// The command tag. The last statement of a string is complete when all of them are committed.
     async fn conclude(&mut self, tag: &str) -> Result<(), Failure> {
         self.commit_string().await?;
@@ -241,9 +255,12 @@ impl Connection {
         if !self.ends_string {
             return Ok(());
         }
-        let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
-        let step = self.session.begin_step();
-        guarded(&self.gone, &cancel, timeout, &step, self.session.commit_implicit()).await?;
+        // Nothing else waits for a commit here: whoever cancels by now comes too late.
+        if matches!(self.session.block, Block::Implicit) {
+            let (cancel, timeout) = (self.session.cancel.clone(), self.timeout());
+            let step = self.session.begin_step();
+            guarded(&self.gone, &cancel, timeout, &step, self.session.commit_implicit()).await?;
+        }
         self.flush_notices();
         self.session.end_string();
         Ok(())
@@ -257,6 +274,7 @@ impl Connection {
             }
         }
         self.out.command_complete(tag);
+        self.is_committed = false;
     }
 
     fn flush_notices(&mut self) {
@@ -337,7 +355,11 @@ pub(crate) async fn guarded<T>(
         () = gone.cancelled() => canceled(),
         result = work => {
             step.end().await;
-            return result.unwrap_or_else(|_| Err(panicked()));
+            return match result {
+                Ok(result) => result,
+                Err(_) if step.may_be_done() => Err(uncertain(&panicked())),
+                Err(_) => Err(panicked()),
+            };
         }
         () = expired => timed_out(),
     };
@@ -361,6 +383,12 @@ async fn awaited<T>(
 fn uncertain(ended: &SqlError) -> SqlError {
     SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, ended.message.clone())
         .with_detail("The statement was being committed: it may or may not have taken place.")
+}
+
+/// What a client is told where a statement has been committed, and its answer has failed.
+fn after_commit(e: &SqlError) -> SqlError {
+    SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, e.message.clone())
+        .with_detail("The statement has been committed. Not all of its answer has been sent.")
 }
 
 /// Returns after this time; never where there is no limit.

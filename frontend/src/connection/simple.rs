@@ -64,6 +64,7 @@ impl Connection {
         let work = Box::pin(self.session.execute(parsed, &[], None));
         let work = guarded(&self.gone, &cancel, timeout, &step, work);
         let outcome = passing_on(&live, &mut self.out, &mut self.write, work).await?;
+        self.note_commit(&step);
         self.flush_notices();
         match outcome {
             Outcome::Empty => {

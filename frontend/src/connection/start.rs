@@ -214,6 +214,7 @@ async fn serve(
         waiting: false,
         skip_to_sync: false,
         ends_string: false,
+        is_committed: false,
     };
     connection.greet(secret, startup);
     let result = connection.serve().await;

@@ -367,6 +367,16 @@ impl Session {
         Ok(())
     }
 
+    /// A statement has committed what it wrote by itself: nothing is left to be committed of an implicit block.
+    pub fn end_implicit(&mut self) {
+        if matches!(self.block, Block::Implicit) && self.writes.lock().marks().is_empty() {
+            drop(self.transaction_locks());
+            self.settle_cursors(0);
+            self.block = Block::None;
+            self.before_string = None;
+        }
+    }
+
     /// Whether the block reads one epoch throughout.
     pub fn freezes_snapshot(&self) -> bool {
         let level = self.settings.get("transaction_isolation").unwrap_or_default();
