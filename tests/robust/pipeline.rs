@@ -235,6 +235,28 @@ async fn copied_rows_belong_to_their_pipeline() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_last_copy_of_a_pipeline_is_answered_when_all_is_committed() {
+    let (_node, mut socket, client) = opened().await;
+    client.batch_execute("INSERT INTO t VALUES (1, 0)").await.expect("a row");
+    let add = statement("UPDATE t SET v = v + 1 WHERE n = 1");
+    let copy = [
+        statement("COPY t FROM STDIN"),
+        message(b'd', b"2\t0\n"),
+        message(b'c', b""),
+        SYNC.to_vec(),
+    ];
+    socket.write_all(&[&add[..], FLUSH].concat()).expect("sent");
+    read_until(&mut socket, b"UPDATE 1\0");
+    client.batch_execute("UPDATE t SET v = 10 WHERE n = 1").await.expect("another change");
+    assert_eq!(run(&mut socket, &copy), ["copy", "error 40001", "ready I"]);
+    assert_eq!(numbers(&client).await, [1]);
+    socket.write_all(&[&add[..], FLUSH].concat()).expect("sent");
+    read_until(&mut socket, b"UPDATE 1\0");
+    assert_eq!(run(&mut socket, &copy), ["copy", "COPY 1", "ready I"]);
+    assert_eq!(numbers(&client).await, [1, 2]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_ways_of_a_transaction_are_those_of_the_pipeline() {
     let (_node, mut socket, client) = opened().await;
     // A block that cannot begin is none.

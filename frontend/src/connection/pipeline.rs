@@ -52,13 +52,21 @@ impl Connection {
     }
 
     /// After the data of a COPY: what follows it before Sync is committed with it. Clients take the answer to a COPY for
-    /// that to its commit, so one that stands alone is committed before it is answered, also while the server ends.
+    /// that to its commit, so one that stands alone, or last, is committed before it is answered, also while the server
+    /// ends.
     pub(super) async fn enter_pipeline_after_copy(
         &mut self,
         copy: &CopyIn,
     ) -> Result<(), SqlError> {
-        let cancel = self.session.cancel.clone();
-        if !matches!(self.session.block, Block::None) || self.is_last(&cancel).await? {
+        if self.session.in_block() {
+            return Ok(());
+        }
+        let last = self.is_last(&self.session.cancel.clone()).await?;
+        if matches!(self.session.block, Block::Implicit) {
+            self.ends_string = last;
+            return Ok(());
+        }
+        if last {
             return Ok(());
         }
         if copy.is_on_its_way() {
