@@ -149,13 +149,15 @@ impl RemoteCluster {
         loop {
             let process = self.route(table, deadline).await?;
             let outcomes = self.outcomes(&process, table, &written);
-            let error = tokio::select! {
+            let sent = answered(entered, call(process.dml, id));
+            let answer = tokio::select! {
                 biased;
-                answer = call(process.dml, id) => match answer {
-                    Ok(answer) => return Ok(answer),
-                    Err(error) => error,
-                },
-                () = said(&outcomes.log, |state| outcomes.is_over(state)) => outcomes.lost(),
+                answer = sent => answer,
+                () = said(&outcomes.log, |state| outcomes.is_over(state)) => Err(outcomes.lost()),
+            };
+            let error = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
             };
             if is_refused(&error) {
                 self.look_again(error, deadline).await?;
@@ -289,6 +291,32 @@ async fn said(log: &LogFollower, so: impl Fn(&MetaState) -> bool) {
     }
 }
 
+/// A call that sends a statement.
+struct SentCall<'a> {
+    entered: &'a EntryFlag,
+    is_answered: bool,
+}
+
+impl Drop for SentCall<'_> {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            self.entered.set();
+        }
+    }
+}
+
+/// Awaits a call that sends a statement. That its rows have entered is told by a message, which may be on its way, or lost,
+/// when the call is dropped: whoever drops it counts it as entered.
+async fn answered<T>(
+    entered: &EntryFlag,
+    call: impl Future<Output = Result<T, CallError>>,
+) -> Result<T, CallError> {
+    let mut sent = SentCall { entered, is_answered: false };
+    let answer = call.await;
+    sent.is_answered = true;
+    answer
+}
+
 /// Whether the process has done nothing, because another one is meant.
 fn is_refused(error: &CallError) -> bool {
     matches!(
@@ -407,7 +435,7 @@ impl RemoteLoad {
         let mut open = open.into_inner();
         open.tell().await?;
         let OpenLoad { load, locks, .. } = open;
-        let answer = match load.finish(entered).await {
+        let answer = match answered(entered, load.finish(entered)).await {
             Ok(answer) => answer,
             Err(error) => match outcomes.find(error, id, rows, entered).await? {
                 Outcome::Answered(answer) => answer,

@@ -397,6 +397,8 @@ struct Lossy {
     arrives: AtomicBool,
     /// Whether a statement can be abandoned. From then on statements arrive.
     is_reached: bool,
+    /// A statement that arrives is not heard of any more, nor whether it has entered.
+    is_mute: AtomicBool,
     /// The last statement that has not arrived.
     lost: Mutex<Option<(RelationId, StatementId, DeltaChunk, DmlKind)>>,
 }
@@ -405,7 +407,8 @@ impl Lossy {
     /// Calls for all tables of a server go through it.
     fn beside(server: &Server, arrives: bool, is_reached: bool) -> (Arc<Lossy>, TableProcess) {
         let (worker, arrives) = (Arc::clone(&server.worker), AtomicBool::new(arrives));
-        let lossy = Arc::new(Lossy { worker, arrives, is_reached, lost: Mutex::default() });
+        let (is_mute, lost) = (AtomicBool::new(false), Mutex::default());
+        let lossy = Arc::new(Lossy { worker, arrives, is_reached, is_mute, lost });
         let dml = Arc::clone(&lossy) as Arc<dyn DmlService>;
         (lossy, TableProcess { dml, ..server.process() })
     }
@@ -429,6 +432,10 @@ impl DmlService for Lossy {
         kind: DmlKind,
         entered: &EntryFlag,
     ) -> Result<DmlAnswer, CallError> {
+        if self.is_mute.load(Ordering::Relaxed) {
+            self.worker().apply_dml(table, id, delta, kind, &EntryFlag::default()).await?;
+            std::future::pending::<()>().await;
+        }
         if self.arrives.load(Ordering::Relaxed) {
             self.worker().apply_dml(table, id, delta, kind, entered).await?;
         } else {
@@ -486,6 +493,20 @@ fn the_log_tells_what_became_of_a_statement_without_an_answer() {
         let error = remote.error("INSERT INTO t VALUES (3)").await;
         assert_eq!(error.state.0, "08007", "{error:?}");
         assert_eq!(remote.text("SELECT count(*) FROM t").await, "2");
+    });
+}
+
+#[test]
+fn a_statement_that_is_cut_off_before_its_entry_is_heard_of_may_be_committed() {
+    run(async {
+        let server = Server::start().await;
+        server.direct.rows("CREATE TABLE t (id bigint PRIMARY KEY)").await;
+        let (lossy, process) = Lossy::beside(&server, true, false);
+        lossy.is_mute.store(true, Ordering::Relaxed);
+        let remote = server.frontend(2_000, server.leader(), process).await;
+        let error = remote.error("SET statement_timeout = '2s'; INSERT INTO t VALUES (1)").await;
+        assert_eq!(error.state.0, "08007", "{error:?}");
+        assert_eq!(server.direct.text("SELECT id FROM t").await, "1");
     });
 }
 
