@@ -312,6 +312,19 @@ async fn a_creation_can_be_cancelled_or_left_in_the_background() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
+    // What others have defined on it meanwhile keeps it.
+    let create = client
+        .batch_execute("CREATE MATERIALIZED VIEW kept AS SELECT g, sum(v) AS s FROM a GROUP BY g");
+    let (created, _) = tokio::join!(create, async {
+        node.wait_for_one_of("kept", &BEING_CREATED).await;
+        node.run("CREATE VIEW on_it AS SELECT g FROM kept").await;
+        cancel.cancel_query(NoTls).await.expect("the request is taken");
+    });
+    let unknown = SqlState::TRANSACTION_RESOLUTION_UNKNOWN;
+    assert_eq!(created.expect_err("cancelled").code(), Some(&unknown));
+    assert!(node.job("kept").await.is_some(), "it could not be removed");
+    run(&client, "DROP VIEW on_it; DROP MATERIALIZED VIEW kept").await;
+
     // In the background it returns at once, shows where it is, and can be read when it is done.
     let in_background = "SET background_ddl = on; CREATE MATERIALIZED VIEW w AS SELECT g, sum(v) AS s FROM a GROUP BY g";
     let twin = Twin::with(Profile::INSTANT, "CREATE TABLE a (g int, v int)").await;

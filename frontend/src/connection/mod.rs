@@ -356,6 +356,7 @@ pub(crate) async fn guarded<T>(
         result = work => {
             step.end().await;
             return match result {
+                Ok(Err(e)) if step.may_have_left() => Err(left_over(&e)),
                 Ok(result) => result,
                 Err(_) if step.may_be_done() => Err(uncertain(&panicked())),
                 Err(_) => Err(panicked()),
@@ -383,6 +384,12 @@ async fn awaited<T>(
 fn uncertain(ended: &SqlError) -> SqlError {
     SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, ended.message.clone())
         .with_detail("The statement was being committed: it may or may not have taken place.")
+}
+
+/// What a client is told of a statement that has failed, and of which something may be there all the same.
+fn left_over(e: &SqlError) -> SqlError {
+    SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, e.message.clone())
+        .with_detail("What the statement has created could not be removed: it may be there.")
 }
 
 /// What a client is told where a statement has been committed, and its answer has failed.

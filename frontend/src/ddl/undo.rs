@@ -36,13 +36,19 @@ impl Undo {
         self.cluster = None;
     }
 
-    /// What is to be done; nothing is left to undo.
-    fn work(&mut self) -> impl Future<Output = ()> + Send + use<> {
+    /// What is to be done, and whether it has succeeded; nothing is left to undo.
+    fn work(&mut self) -> impl Future<Output = bool> + Send + use<> {
         let (cluster, name) = (self.cluster.take(), std::mem::take(&mut self.name));
         async move {
-            let Some((cluster, id)) = cluster else { return };
-            if let Err(e) = cluster.drop_relations(vec![id]).await {
-                tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
+            let Some((cluster, id)) = cluster else { return true };
+            match cluster.drop_relations(vec![id]).await {
+                Ok(()) => true,
+                // Another session has dropped it.
+                Err(e) if e.state == SqlState::UNDEFINED_TABLE => true,
+                Err(e) => {
+                    tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
+                    false
+                }
             }
         }
     }
@@ -54,8 +60,7 @@ impl Drop for Undo {
             && let Ok(handle) = tokio::runtime::Handle::try_current()
         {
             let (work, step) = (self.work(), Arc::clone(&self.step));
-            // Where it cannot be told within the statement's patience that it was dropped, it may be there.
-            let undone = async move { step.define(work).await };
+            let undone = async move { step.carry_out_undo(work).await };
             self.step.undo(handle.spawn(carried(undone)));
         }
     }
@@ -80,7 +85,7 @@ pub async fn create(
         let undo = |id| (id, Undo::of(Arc::clone(&cluster), Arc::clone(&step), id));
         match answer.send(done.map(undo)) {
             Ok(()) => {}
-            Err(Ok((_, mut undo))) => step.define(undo.work()).await,
+            Err(Ok((_, mut undo))) => step.carry_out_undo(undo.work()).await,
             // Who is cut off is told so.
             Err(Err(_)) if is_unknown => step.entered().set(),
             Err(Err(_)) => {}
