@@ -128,30 +128,52 @@ async fn drop_with_dependants(
 }
 
 async fn drop_schemas(session: &mut Session, def: &Drop) -> Result<(), SqlError> {
+    let snapshot = session.cluster().catalog();
+    let mut schemas = Vec::with_capacity(def.names.len());
+    // All before the first one: where one is wrong nothing is dropped.
     for name in &def.names {
         let (_, schema) = SessionCatalog::split_name(name)?;
-        let snapshot = session.cluster().catalog();
         if !snapshot.schemas.contains(&schema) {
             missing(session, def, &schema)?;
-            continue;
+        } else if !schemas.contains(&schema) {
+            if !def.cascade {
+                check_empty(&snapshot, &schema)?;
+            }
+            schemas.push(schema);
         }
-        let inside: BTreeSet<u32> =
-            snapshot.all().iter().filter(|r| r.schema == schema).map(|r| r.id).collect();
-        if !inside.is_empty() && !def.cascade {
-            let listed: Vec<String> = inside
-                .iter()
-                .filter_map(|id| snapshot.by_id(*id))
-                .map(|r| format!("{} {schema}.{} depends on schema {schema}", noun(r), r.name))
-                .collect();
-            return Err(SqlError::new(
-                SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
-                format!("cannot drop schema {schema} because other objects depend on it"),
-            )
-            .with_detail(listed.join("\n"))
-            .with_hint("Use DROP ... CASCADE to drop the dependent objects too."));
+    }
+    for schema in schemas {
+        if def.cascade {
+            // Some of what is in it may have gone with the schema before.
+            let snapshot = session.cluster().catalog();
+            let inside = inside(&snapshot, &schema);
+            drop_with_dependants(session, &snapshot, inside, true).await?;
         }
-        drop_with_dependants(session, &snapshot, inside, true).await?;
         session.step.define(session.cluster().drop_schema(&schema)).await?;
     }
     Ok(())
+}
+
+/// The relations in a schema.
+fn inside(snapshot: &CatalogSnapshot, schema: &str) -> BTreeSet<u32> {
+    snapshot.all().iter().filter(|r| r.schema == schema).map(|r| r.id).collect()
+}
+
+/// An error that lists what is in a schema.
+fn check_empty(snapshot: &CatalogSnapshot, schema: &str) -> Result<(), SqlError> {
+    let inside = inside(snapshot, schema);
+    if inside.is_empty() {
+        return Ok(());
+    }
+    let listed: Vec<String> = inside
+        .iter()
+        .filter_map(|id| snapshot.by_id(*id))
+        .map(|r| format!("{} {schema}.{} depends on schema {schema}", noun(r), r.name))
+        .collect();
+    Err(SqlError::new(
+        SqlState::DEPENDENT_OBJECTS_STILL_EXIST,
+        format!("cannot drop schema {schema} because other objects depend on it"),
+    )
+    .with_detail(listed.join("\n"))
+    .with_hint("Use DROP ... CASCADE to drop the dependent objects too."))
 }

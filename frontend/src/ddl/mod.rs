@@ -71,9 +71,11 @@ pub async fn execute(
             "ALTER SYSTEM".to_owned()
         }
         Statement::Truncate { tables, .. } => {
-            for name in tables {
-                let relation = session.catalog_view().resolve(name)?;
-                dml::update::truncate(session, relation).await?;
+            let catalog = session.catalog_view();
+            let tables = tables.iter().map(|name| dml::update::to_truncate(&catalog, name));
+            // Before the first one: where one is wrong nothing is removed.
+            for table in tables.collect::<Result<Vec<_>, _>>()? {
+                dml::update::truncate(session, table).await?;
             }
             "TRUNCATE TABLE".to_owned()
         }

@@ -10,8 +10,8 @@ use millrace_executor::dml::DmlKind;
 use millrace_executor::dml::{DmlError, DmlOutcome, LoadKind, OnRepeat};
 use millrace_rpc::catalog::Relation;
 use sqlparser::ast::{
-    Delete, Distinct, Expr, FromTable, Query, SelectItem, TableFactor, TableWithJoins, Update,
-    UpdateTableFromKind,
+    Delete, Distinct, Expr, FromTable, ObjectName, Query, SelectItem, TableFactor, TableWithJoins,
+    Update, UpdateTableFromKind,
 };
 
 use super::assign::{assign, check_fields};
@@ -173,10 +173,16 @@ pub async fn execute_delete(session: &Session, delete: &Delete) -> Result<Done, 
     run(session, "DELETE", &plan, delete.returning.as_deref()).await
 }
 
-/// Removes all rows of a table.
-pub async fn truncate(session: &Session, table: Arc<Relation>) -> Result<(), SqlError> {
+/// A table whose rows can be removed.
+pub fn to_truncate(view: &SessionCatalog, name: &ObjectName) -> Result<Arc<Relation>, SqlError> {
+    let table = view.resolve(name)?;
     check_table(&table, "truncate")?;
     only_grows(&table, "TRUNCATE")?;
+    Ok(table)
+}
+
+/// Removes all rows of a table, see [`to_truncate`].
+pub async fn truncate(session: &Session, table: Arc<Relation>) -> Result<(), SqlError> {
     let alias = table.name.clone();
     let query =
         base_query(&table, &alias, vec![rewrite::table_ref(Some(&table.schema), &alias)], None)?;
