@@ -1,8 +1,9 @@
-//! Clients that do not read what they are sent, and are cancelled meanwhile.
+//! Clients that do not read what they are sent, and are cancelled or ended meanwhile.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use object_store::memory::InMemory;
 use tokio_postgres::Client;
@@ -14,6 +15,8 @@ use crate::protocol::{raw, read_until};
 /// So many rows with such a column are more than sockets hold that nobody reads from.
 const ROWS: usize = 30_000;
 const WIDE: &str = "repeat('x', 1000)";
+/// How long a test waits for what must come.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// A server where these statements have been run, a session by messages with its process id, and one beside it.
 async fn opened(sql: &str) -> (Node, TcpStream, String, Client) {
@@ -57,5 +60,18 @@ async fn what_is_committed_is_not_said_to_be_cancelled() {
         assert!(answered.ends_with(&told), "{answered:?}");
         let count = one(&client, "SELECT count(*) FROM t").await;
         assert_eq!(count, ((round + 1) * ROWS).to_string());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_ends_whose_client_reads_nothing() {
+    let (_node, mut socket, pid, client) = opened("SELECT 1").await;
+    run(&mut socket, &[query("SELECT pg_advisory_lock(7)")]);
+    begin(&mut socket, &format!("SELECT {WIDE} FROM generate_series(1, {ROWS})"));
+    client.batch_execute(&format!("SELECT pg_terminate_backend({pid})")).await.expect("it is told");
+    let began = Instant::now();
+    while one(&client, "SELECT pg_try_advisory_lock(7)").await != "t" {
+        assert!(began.elapsed() < LIMIT, "what it holds is not free");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

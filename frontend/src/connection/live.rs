@@ -4,9 +4,8 @@ use std::future::Future;
 use std::pin::pin;
 
 use millrace_common::SqlError;
-use tokio::io::AsyncWriteExt;
 
-use super::{Failure, SEND_BYTES, Writer};
+use super::{Failure, SEND_BYTES, Writer, send};
 use crate::session::LiveNotices;
 use crate::wire::Backend;
 
@@ -39,10 +38,4 @@ pub(super) async fn passing_on<T>(
     };
     live.take();
     Ok(result?)
-}
-
-/// Cancel-safe: what has been written is off the buffer.
-async fn send(write: &mut Writer, out: &mut Backend) -> std::io::Result<()> {
-    write.write_all_buf(&mut out.buf).await?;
-    write.flush().await
 }

@@ -44,6 +44,8 @@ pub use start::run;
 
 /// Bytes gathered before they are sent.
 const SEND_BYTES: usize = 64 << 10;
+/// How long a connection that ends waits for a client that does not read.
+const UNREAD: Duration = Duration::from_secs(3);
 /// The two halves of a socket, plain or under TLS.
 type Reader = Box<dyn AsyncRead + Send + Unpin>;
 type Writer = Box<dyn AsyncWrite + Send + Unpin>;
@@ -286,10 +288,27 @@ impl Connection {
     }
 
     async fn flush(&mut self) -> std::io::Result<()> {
-        self.write.write_all_buf(&mut self.out.buf).await?;
-        // Under TLS a write only fills the record; on a plain socket this does nothing.
-        self.write.flush().await
+        let Connection { write, out, stop, .. } = self;
+        tokio::select! {
+            biased;
+            sent = send(write, out) => sent,
+            // What the session holds is free then, whether or not its client reads.
+            () = ended_for(stop, UNREAD) => Err(std::io::ErrorKind::TimedOut.into()),
+        }
     }
+}
+
+/// Sends what has been gathered. Cancel-safe: what has been written is off the buffer.
+async fn send(write: &mut Writer, out: &mut Backend) -> std::io::Result<()> {
+    write.write_all_buf(&mut out.buf).await?;
+    // Under TLS a write only fills the record; on a plain socket this does nothing.
+    write.flush().await
+}
+
+/// Returns when a connection was told to end, and has had so much time.
+async fn ended_for(stop: &CancellationToken, time: Duration) {
+    stop.cancelled().await;
+    tokio::time::sleep(time).await;
 }
 
 /// What ends a statement, for whoever works on it without awaiting anything.
