@@ -6,7 +6,7 @@ use millrace_common::{SqlError, SqlState};
 use tokio::io::AsyncWriteExt;
 use tokio_util::sync::CancellationToken;
 
-use super::{Connection, Failure, SEND_BYTES, awaited, guarded};
+use super::{Connection, Failure, SEND_BYTES, awaited, guarded, send};
 use super::{reading::Unread, start::protocol_violation};
 use crate::copy::{self, CopyIn, CopyOut};
 use crate::session::RowSet;
@@ -84,9 +84,10 @@ impl Connection {
         let mut count = 0u64;
         loop {
             if live {
-                let (write, buf) = (&mut self.write, &mut self.out.buf);
-                let send = async { Ok(write.write_all_buf(buf).await) };
-                awaited(&self.gone, &cancel, timeout, send).await??;
+                // Under TLS the rest would wait for the next rows, however long that takes.
+                let (write, out) = (&mut self.write, &mut self.out);
+                let sent = async { Ok(send(write, out).await) };
+                awaited(&self.gone, &cancel, timeout, sent).await??;
             }
             let next = async { stream.next().await.transpose() };
             let Some(batch) = awaited(&self.gone, &cancel, timeout, next).await? else { break };
