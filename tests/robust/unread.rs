@@ -75,3 +75,22 @@ async fn a_session_ends_whose_client_reads_nothing() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancelled_fetch_loses_no_change() {
+    let schema = format!(
+        "CREATE TABLE t (n int, v text);
+         INSERT INTO t SELECT g, {WIDE} FROM generate_series(1, {ROWS}) AS s(g);
+         CREATE SUBSCRIPTION changes FROM t WITH (retention = '1 day')"
+    );
+    let (_node, mut socket, pid, client) = opened(&schema).await;
+    let declare = query("DECLARE c SUBSCRIPTION CURSOR FOR changes FULL");
+    assert_eq!(run(&mut socket, &[declare]), ["DECLARE CURSOR", "ready I"]);
+    let beginning = begin(&mut socket, "FETCH ALL FROM c");
+    cancel(&client, &pid).await;
+    assert_eq!(end(&mut socket, beginning), ["error 57014", "ready I"]);
+    for all in [ROWS, 0] {
+        let moved = [format!("MOVE {all}"), "ready I".to_owned()];
+        assert_eq!(run(&mut socket, &[query("MOVE ALL FROM c")]), moved);
+    }
+}

@@ -213,7 +213,7 @@ impl Connection {
                 } else {
                     portal.state = PortalState::Running(running);
                     self.out.portal_suspended();
-                    self.is_committed = false;
+                    self.note_answer();
                 }
             }
             PortalState::Scroll(mut scroll) => {

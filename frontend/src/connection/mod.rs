@@ -189,6 +189,7 @@ impl Connection {
         } else {
             self.out.error("ERROR", e);
         }
+        self.session.end_fetch(false);
         self.session.fail_block();
         self.session.end_string();
         self.end_statement();
@@ -276,6 +277,12 @@ impl Connection {
             }
         }
         self.out.command_complete(tag);
+        self.note_answer();
+    }
+
+    /// The client is sent all that the statement under way gives now.
+    fn note_answer(&mut self) {
+        self.session.end_fetch(true);
         self.is_committed = false;
     }
 

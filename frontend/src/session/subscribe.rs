@@ -31,6 +31,8 @@ pub struct SubscriptionCursor {
     feed: ChangeFeed,
     /// Read and not fetched.
     buffer: VecDeque<RecordBatch>,
+    /// What the FETCH under way has given.
+    given: Vec<RecordBatch>,
 }
 
 impl SubscriptionCursor {
@@ -38,7 +40,7 @@ impl SubscriptionCursor {
         self.buffer.iter().map(RecordBatch::num_rows).sum()
     }
 
-    /// Takes up to `n` rows off the buffer.
+    /// Takes up to `n` rows off the buffer, until the FETCH has ended.
     fn take(&mut self, mut n: usize) -> Vec<RecordBatch> {
         let mut out = Vec::new();
         while n > 0 {
@@ -50,7 +52,16 @@ impl SubscriptionCursor {
             }
             n -= rows;
         }
+        self.given.clone_from(&out);
         out
+    }
+
+    /// The FETCH under way has ended. Unless its client has been sent all that it has given, the next one gives that again.
+    fn end_fetch(&mut self, is_sent: bool) {
+        let given = std::mem::take(&mut self.given);
+        if !is_sent {
+            given.into_iter().rev().for_each(|rows| self.buffer.push_front(rows));
+        }
     }
 }
 
@@ -95,13 +106,14 @@ impl Session {
         };
         let feed = ChangeFeed::new(self.cluster().clone(), relation, seen, full).await?;
         let subscription = subscription.name.clone();
-        let cursor = SubscriptionCursor { subscription, feed, buffer: VecDeque::new() };
+        let (buffer, given) = (VecDeque::new(), Vec::new());
+        let cursor = SubscriptionCursor { subscription, feed, buffer, given };
         self.feeds.insert(name, Mutex::new(cursor));
         Ok("DECLARE CURSOR".to_owned())
     }
 
     /// The next rows of a subscription cursor: what is there now or, with a time-out, what comes first.
-    /// A FETCH that is cancelled loses no row.
+    /// A FETCH that is cancelled loses no row, nor one whose rows are being sent then.
     pub async fn fetch_changes(
         &mut self,
         name: &str,
@@ -127,6 +139,11 @@ impl Session {
             cursor.buffer.push_back(rows?);
         }
         Ok(RowSet::ready(fields, cursor.take(wanted), "FETCH {n}"))
+    }
+
+    /// The statement under way has ended; `is_sent`: all that it gives has been sent.
+    pub fn end_fetch(&mut self, is_sent: bool) {
+        self.feeds.values_mut().for_each(|cursor| cursor.get_mut().end_fetch(is_sent));
     }
 
     /// Columns of a subscription cursor.
