@@ -382,7 +382,7 @@ pub(crate) async fn guarded<T>(
         result = work => {
             step.end().await;
             return match result {
-                Ok(Err(e)) if step.may_have_left() => Err(left_over(&e)),
+                Ok(Err(e)) if step.may_have_part() => Err(halfway(&e)),
                 Ok(result) => result,
                 Err(_) if step.may_be_done() => Err(uncertain(&panicked())),
                 Err(_) => Err(panicked()),
@@ -412,10 +412,10 @@ fn uncertain(ended: &SqlError) -> SqlError {
         .with_detail("The statement was being committed: it may or may not have taken place.")
 }
 
-/// What a client is told of a statement that has failed, and of which something may be there all the same.
-fn left_over(e: &SqlError) -> SqlError {
+/// What a client is told of a statement that has failed when a part of it was done.
+fn halfway(e: &SqlError) -> SqlError {
     SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, e.message.clone())
-        .with_detail("What the statement has created could not be removed: it may be there.")
+        .with_detail("A part of what the statement does may have taken place, and stays.")
 }
 
 /// What a client is told where a statement has been committed, and its answer has failed.
@@ -448,4 +448,53 @@ fn terminated() -> SqlError {
 pub(crate) fn panicked() -> SqlError {
     SqlError::internal("the statement panicked")
         .with_detail("Only this statement is affected. The server's log says where.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The SQLSTATE that a client is told, if it is told an error.
+    async fn told(
+        step: &Arc<Step>,
+        cancelled: bool,
+        work: impl Future<Output = Result<(), SqlError>>,
+    ) -> Option<SqlState> {
+        let cancel = CancellationToken::new();
+        if cancelled {
+            cancel.cancel();
+        }
+        let ended = guarded(&CancellationToken::new(), &cancel, None, step, work).await;
+        ended.err().map(|e| e.state)
+    }
+
+    #[tokio::test]
+    async fn an_error_says_that_nothing_was_done_only_where_that_is_so() {
+        let conflict = || async { Err(SqlError::new(SqlState::SERIALIZATION_FAILURE, "again")) };
+        let nothing = Arc::<Step>::default();
+        assert_eq!(told(&nothing, true, conflict()).await, Some(SqlState::QUERY_CANCELED));
+        assert_eq!(told(&nothing, false, conflict()).await, Some(SqlState::SERIALIZATION_FAILURE));
+
+        let unknown = Some(SqlState::TRANSACTION_RESOLUTION_UNKNOWN);
+        let entered = Arc::<Step>::default();
+        entered.entered().set();
+        assert_eq!(told(&entered, true, conflict()).await, unknown);
+        // It has come to its end, which tells.
+        assert_eq!(told(&entered, false, conflict()).await, Some(SqlState::SERIALIZATION_FAILURE));
+
+        let partly = Arc::<Step>::default();
+        partly.note_part();
+        assert_eq!(told(&partly, true, conflict()).await, unknown);
+        assert_eq!(told(&partly, false, conflict()).await, unknown);
+        assert_eq!(told(&partly, false, async { Ok(()) }).await, None);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_undone_may_be_there() {
+        let step = Arc::<Step>::default();
+        step.carry_out_undo(async { true }).await;
+        assert!(!step.may_be_done());
+        step.carry_out_undo(async { false }).await;
+        assert!(step.may_be_done() && step.may_have_part());
+    }
 }

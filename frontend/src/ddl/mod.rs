@@ -76,6 +76,7 @@ pub async fn execute(
             // Before the first one: where one is wrong nothing is removed.
             for table in tables.collect::<Result<Vec<_>, _>>()? {
                 dml::update::truncate(session, table).await?;
+                session.step.note_part();
             }
             "TRUNCATE TABLE".to_owned()
         }

@@ -57,6 +57,7 @@ pub async fn execute(session: &mut Session, statement: &UserStatement) -> Result
             for name in &names {
                 if exists(session, name) {
                     set(session, name, UserChange::Drop, None).await?;
+                    session.step.note_part();
                 } else {
                     let message = format!("role \"{name}\" does not exist, skipping");
                     session.notice("NOTICE", SqlState::UNDEFINED_OBJECT, message);

@@ -25,8 +25,8 @@ pub struct Step {
     entered: EntryFlag,
     /// Whether a definition has been asked for and is not answered yet.
     defining: AtomicBool,
-    /// Whether something that was to be undone is there still, as far as is known.
-    left: AtomicBool,
+    /// Whether a part of what the statement does is done, and stays whatever becomes of the rest.
+    has_part: AtomicBool,
     /// Work that outlives the step it belongs to.
     undoing: Mutex<Vec<JoinHandle<()>>>,
     /// The memory of its plans, once it has made one.
@@ -49,19 +49,24 @@ impl Step {
 
     /// Whether the statement may have taken place although it is cut off.
     pub fn may_be_done(&self) -> bool {
-        self.entered.is_set() || self.may_have_left()
+        self.entered.is_set() || self.may_have_part()
     }
 
-    /// Whether the statement may have left something behind although it has failed.
-    pub fn may_have_left(&self) -> bool {
-        self.left.load(Ordering::Acquire) || self.defining.load(Ordering::Acquire)
+    /// Notes that a part of what the statement does is done, and stays whatever becomes of the rest.
+    pub fn note_part(&self) {
+        self.has_part.store(true, Ordering::Release);
+    }
+
+    /// Whether a part of what the statement does may be done although it has failed.
+    pub fn may_have_part(&self) -> bool {
+        self.has_part.load(Ordering::Acquire) || self.defining.load(Ordering::Acquire)
     }
 
     /// Undoes what the step has done; `work` tells whether it has succeeded.
     pub async fn carry_out_undo(&self, work: impl Future<Output = bool>) {
         let work = async {
             if !work.await {
-                self.left.store(true, Ordering::Release);
+                self.note_part();
             }
         };
         // As long as it cannot be told that it is undone, it may be there.
