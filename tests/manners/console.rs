@@ -292,6 +292,18 @@ async fn statements_run_on_until_they_end_or_are_cancelled() {
     assert_eq!((&state["runs"], state.to_string().contains("never")), (&json!([]), false));
 }
 
+/// A block that is open at the end of a run ends with the run's session.
+#[test]
+fn a_run_that_does_not_commit_its_changes_says_so() {
+    let running = start();
+    let port = running.server.http.expect("an HTTP port");
+    let came = run(port, "CREATE TABLE t (a int); BEGIN; INSERT INTO t VALUES (1)");
+    assert_eq!(came["answers"][2]["tag"], "INSERT 0 1");
+    assert_eq!(came["error"]["state"], "25001");
+    let came = run(port, "BEGIN; INSERT INTO t VALUES (2); COMMIT; BEGIN; SELECT a FROM t");
+    assert_eq!((&came["error"], &came["answers"][4]["rows"]), (&Value::Null, &json!([["2"]])));
+}
+
 /// However long a view takes to create, the page hears how far it is, and may cancel it.
 #[test]
 fn a_long_creation_tells_its_progress() {

@@ -352,7 +352,17 @@ async fn run_all(shared: &Arc<Shared>, run: &Run, mut limits: Limits) -> Result<
         progress.current = None;
         progress.answers.push(answer?);
     }
+    if session.in_block() && !session.writes.lock().marks().is_empty() {
+        return Err(left_open());
+    }
     Ok(())
+}
+
+/// The session ends with its run, and a block that is open then with the session.
+fn left_open() -> SqlError {
+    let message = "the statements end within a transaction block, whose changes are rolled back";
+    SqlError::new(SqlState::ACTIVE_SQL_TRANSACTION, message)
+        .with_hint("End the block with COMMIT or ROLLBACK in the same run.")
 }
 
 async fn run_one(
