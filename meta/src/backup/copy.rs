@@ -18,7 +18,6 @@ use millrace_rpc::store_id::StoreId;
 use millrace_storage::StorageError;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
-use tokio::time::Instant;
 
 use super::named::{Backup, Backups};
 use crate::fold::fence_processes;
@@ -306,7 +305,8 @@ async fn copy_object(
     to: &dyn ObjectStore,
     name: &str,
 ) -> Result<Option<u64>, SqlError> {
-    let began = Instant::now();
+    let env = EnvHandle::default();
+    let began = env.now();
     loop {
         match try_copy(from, to, name).await {
             Ok(Some(Compared { is_same: false, .. })) => {
@@ -316,7 +316,7 @@ async fn copy_object(
                 ));
             }
             Ok(copied) => return Ok(copied.map(|copied| copied.size)),
-            Err(error) if may_pass(&error) && began.elapsed() < PATIENCE => {
+            Err(error) if may_pass(&error) && env.elapsed(began) < PATIENCE => {
                 tracing::warn!(%error, "an object is not copied yet, trying again");
                 tokio::time::sleep(PAUSE).await;
             }
