@@ -345,6 +345,7 @@ mod tests {
             timeline: Timeline::default(),
             inputs: Vec::new(),
             process,
+            by_operator: false,
             horizon: Epoch::ZERO,
             watermarks: Default::default(),
         };
