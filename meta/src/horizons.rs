@@ -60,7 +60,8 @@ impl Shared {
     fn kept_by_time(&self) -> (u64, Epoch) {
         let now_ms = self.env.now_ms();
         let limit = before(now_ms, self.settings().snapshot_retention);
-        (now_ms, self.members.reads_from().map_or(limit, |read| read.min(limit)))
+        let leader = self.incarnation.get().copied().unwrap_or_default();
+        (now_ms, self.members.reads_from(leader).map_or(limit, |read| read.min(limit)))
     }
 
     /// The oldest epoch whose versions none of these has been allowed to drop, as far as this leader knows: what an

@@ -255,12 +255,15 @@ impl Members {
         contacts.get(&incarnation).and_then(|c| c.store_wait).unwrap_or_default()
     }
 
-    /// The lowest epoch that some process reads; `None`: nothing is read. One that has told nothing yet may read any: this
-    /// process has just begun to lead.
-    pub fn reads_from(&self) -> Option<Epoch> {
+    /// The lowest epoch that some process reads; `None`: nothing is read. One that has told nothing yet, and has registered
+    /// before this process did, which is `leader`, may read any: it has told an earlier leader.
+    pub fn reads_from(&self, leader: u64) -> Option<Epoch> {
         let contacts = self.0.lock();
-        let reads_from = |c: &Contact| if c.has_told { c.reads_from } else { Some(Epoch::ZERO) };
-        contacts.values().filter_map(reads_from).min()
+        let reads_from = |(id, c): (&u64, &Contact)| match c.has_told || *id > leader {
+            true => c.reads_from,
+            false => Some(Epoch::ZERO),
+        };
+        contacts.iter().filter_map(reads_from).min()
     }
 
     /// Whether some process reads this object.
@@ -332,6 +335,8 @@ mod tests {
     }
 
     const JOB: RelationId = RelationId(5);
+    /// It has registered after the processes here.
+    const LEADER: u64 = 9;
 
     fn report(rows: i64) -> JobReport {
         JobReport { relation: JOB.0, rows, ..JobReport::default() }
@@ -519,20 +524,21 @@ mod tests {
     #[tokio::test]
     async fn what_processes_read_is_held() {
         let members = Members::default();
-        assert_eq!(members.reads_from(), None);
+        assert_eq!(members.reads_from(LEADER), None);
         let one = Heartbeat { reads_from: Some(9), pinned: vec!["a".into()], ..beat(1) };
         members.note(one, Instant::now());
         members.note(Heartbeat { reads_from: Some(7), ..beat(2) }, Instant::now());
-        assert_eq!(members.reads_from(), Some(Epoch(7)));
+        assert_eq!(members.reads_from(LEADER), Some(Epoch(7)));
         assert!(members.pins("a") && !members.pins("b"));
         members.note(beat(1), Instant::now());
         assert!(!members.pins("a"), "it has told that it is done");
         members.keep(|id| id != 2);
-        assert_eq!(members.reads_from(), None);
+        assert_eq!(members.reads_from(LEADER), None);
         members.begin(3, Instant::now());
-        assert_eq!(members.reads_from(), Some(Epoch::ZERO), "it has told nothing yet");
+        assert_eq!(members.reads_from(LEADER), Some(Epoch::ZERO), "it has told nothing yet");
+        assert_eq!(members.reads_from(2), None, "nor to anybody before");
         members.note(beat(3), Instant::now());
-        assert_eq!(members.reads_from(), None);
+        assert_eq!(members.reads_from(LEADER), None);
     }
 
     /// An object is deleted once every process has applied its record and none pins it: the newest heartbeat says both.
@@ -559,13 +565,13 @@ mod tests {
         let jobs = vec![report(3)];
         members.note(Heartbeat { jobs, ..pins(7, 20, "b") }, Instant::now());
         assert!(members.pins("a") && members.pins("b"));
-        assert_eq!(members.reads_from(), Some(Epoch(20)));
+        assert_eq!(members.reads_from(LEADER), Some(Epoch(20)));
         assert!(members.job_reports(&runs_on(1)).contains_key(&JOB.0));
         assert_eq!(members.silence(1, Instant::now()), Some(Duration::ZERO));
         members.note(pins(7, 40, "c"), Instant::now());
-        assert_eq!(members.reads_from(), Some(Epoch(20)), "7 is not what it was before");
+        assert_eq!(members.reads_from(LEADER), Some(Epoch(20)), "7 is not what it was before");
         members.note(pins(8, 50, "d"), Instant::now());
         assert!(!["a", "b", "c"].iter().any(|object| members.pins(object)));
-        assert_eq!(members.reads_from(), Some(Epoch(50)));
+        assert_eq!(members.reads_from(LEADER), Some(Epoch(50)));
     }
 }
