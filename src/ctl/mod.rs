@@ -495,7 +495,7 @@ async fn undo_move(
     let PlacedJobs { record, .. } = change(leader, command, undoing).await?.answer;
     Ok(match as_json {
         true => json!({"id": job.id, "name": name, "record": record}).to_string(),
-        false => format!("{name} is placed by its load again. It has not moved."),
+        false => format!("{} is placed by its load again. It has not moved.", plain(&name)),
     })
 }
 
