@@ -84,7 +84,7 @@ impl Session {
     }
 
     /// Whether the epoch that the statement under way reads was chosen before.
-    fn has_chosen_epoch(&self) -> bool {
+    pub(super) fn has_chosen_epoch(&self) -> bool {
         let is_frozen = self.freezes_snapshot() && self.frozen.lock().is_some();
         is_frozen || self.scope_epoch().is_some()
     }

@@ -88,7 +88,8 @@ impl Session {
                 None => Ok(()),
             }
         };
-        if !asked.definitions || !self.reads_fresh()? {
+        // In a block with one snapshot what others have defined since counts for nothing.
+        if !asked.definitions || !self.reads_fresh()? || self.has_chosen_epoch() {
             return reports.await;
         }
         let (reports, ()) = tokio::join!(reports, self.cluster().newest_definitions());
