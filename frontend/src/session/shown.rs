@@ -113,7 +113,8 @@ impl Session {
     /// The plain views that a statement reads, those below others included, whose queries name system tables.
     fn catalog_views(&self, statement: &Statement) -> Vec<Arc<Relation>> {
         let catalog = self.cluster().catalog();
-        if !catalog.has_catalog_views() {
+        // The names of what is not read, such as the rows of an INSERT, are not looked for.
+        if !catalog.has_catalog_views() || text_read(statement, "").is_none() {
             return Vec::new();
         }
         let path = self.search_path();
