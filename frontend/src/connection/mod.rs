@@ -419,7 +419,7 @@ fn halfway(e: &SqlError) -> SqlError {
 }
 
 /// What a client is told where a statement has been committed, and its answer has failed.
-fn after_commit(e: &SqlError) -> SqlError {
+pub(crate) fn after_commit(e: &SqlError) -> SqlError {
     SqlError::new(SqlState::TRANSACTION_RESOLUTION_UNKNOWN, e.message.clone())
         .with_detail("The statement has been committed. Not all of its answer has been sent.")
 }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::rows::{Limits, gather, kept_notices};
 use super::{Answer, most_frequent};
-use crate::connection::{as_own_request, guarded, panicked};
+use crate::connection::{after_commit, as_own_request, guarded, panicked};
 use crate::query::catalog_view::fold;
 use crate::secrets::masked;
 use crate::server::{Activity, IDLE, Shared};
@@ -378,7 +378,12 @@ async fn run_one(
     let cancel = session.cancel.clone();
     let timeout = session.settings.millis("statement_timeout").map(Duration::from_millis);
     let step = session.begin_step();
-    let work = async { gather(session.execute(parsed, &[], None).await?, limits).await };
+    let work = async {
+        let outcome = session.execute(parsed, &[], None).await?;
+        let is_committed = step.entered().is_set();
+        let answer = gather(outcome, limits).await;
+        answer.map_err(|e| if is_committed { after_commit(&e) } else { e })
+    };
     let mut answer = guarded(&run.cancel, &cancel, timeout, &step, work).await?;
     answer.elapsed = began.elapsed();
     let notices = std::mem::take(&mut session.notices).into_iter();
