@@ -20,15 +20,17 @@ pub struct Undo {
     cluster: Option<(Arc<dyn Cluster>, RelationId)>,
     /// For the log.
     name: String,
+    /// Nobody can name it but its session: left behind, it is nothing that the statement has done.
+    is_of_session: bool,
     /// Which step of its statement waits for that.
     step: Arc<Step>,
 }
 
 impl Undo {
     /// Of a relation that has just been created.
-    fn of(cluster: Arc<dyn Cluster>, step: Arc<Step>, id: RelationId) -> Undo {
+    fn of(cluster: Arc<dyn Cluster>, step: Arc<Step>, id: RelationId, is_of_session: bool) -> Undo {
         let name = cluster.catalog().by_id(id.0).map_or_else(|| id.to_string(), |r| r.label());
-        Undo { cluster: Some((cluster, id)), name, step }
+        Undo { cluster: Some((cluster, id)), name, is_of_session, step }
     }
 
     /// There is nothing to undo any more.
@@ -36,9 +38,10 @@ impl Undo {
         self.cluster = None;
     }
 
-    /// What is to be done, and whether it has succeeded; nothing is left to undo.
+    /// What is to be done, and whether nothing of the statement is left then; nothing is left to undo.
     fn work(&mut self) -> impl Future<Output = bool> + Send + use<> {
         let (cluster, name) = (self.cluster.take(), std::mem::take(&mut self.name));
+        let is_of_session = self.is_of_session;
         async move {
             let Some((cluster, id)) = cluster else { return true };
             match cluster.drop_relations(vec![id]).await {
@@ -47,7 +50,7 @@ impl Undo {
                 Err(e) if e.state == SqlState::UNDEFINED_TABLE => true,
                 Err(e) => {
                     tracing::warn!(relation = name, error = %e, "a cancelled creation could not be removed");
-                    false
+                    is_of_session
                 }
             }
         }
@@ -82,7 +85,8 @@ pub async fn create(
             (relation.ephemeral != 0).then(|| (relation.schema.clone(), relation.name.clone()));
         let done = step.define(cluster.create_relation(relation, table_count, or_replace)).await;
         let is_unknown = done.as_ref().is_err_and(is_unknown);
-        let undo = |id| (id, Undo::of(Arc::clone(&cluster), Arc::clone(&step), id));
+        let is_of_session = of_session.is_some();
+        let undo = |id| (id, Undo::of(Arc::clone(&cluster), Arc::clone(&step), id, is_of_session));
         match answer.send(done.map(undo)) {
             Ok(()) => {}
             Err(Ok((_, mut undo))) => step.carry_out_undo(undo.work()).await,
