@@ -89,9 +89,9 @@ impl Logins {
     ) -> Result<String, Refused> {
         // Counted before it is checked: many attempts at once are as many.
         self.attempts.lock().begin(network_of(from), Instant::now()).map_err(Refused::Wait)?;
-        let Ok(_turn) = self.checks.acquire().await else { return Err(Refused::Wrong) };
-        // Another frontend may have changed the user.
+        // Another frontend may have changed the user. While the leader is asked, others have their turn.
         shared.cluster.newest_definitions().await;
+        let Ok(_turn) = self.checks.acquire().await else { return Err(Refused::Wrong) };
         let verifier = shared.cluster.users().remove(user).flatten();
         let kept = verifier.clone();
         let check = move || auth::is_password(kept.as_deref(), &password);
