@@ -12,8 +12,16 @@ const NAMES: [&str; 5] = ["meta", "compute", "compactor1", "compactor2", "fronte
 
 /// For how long one is stopped at a time: a task of one that says nothing is taken back after less than half of it.
 const STOPPED: Duration = Duration::from_secs(9);
-const COMPACTORS: &str = "SELECT array_agg(incarnation::bigint ORDER BY incarnation)
-    FROM millrace_catalog.processes WHERE roles = ARRAY['compactor']";
+
+/// What the process of this name was given when it registered last, which is more than `before`. They register in any order.
+async fn incarnation_of(name: &str, before: i64, cluster: &Cluster, client: &Client) -> i64 {
+    let of_it = format!(
+        "FROM millrace_catalog.processes WHERE address = '{}' AND incarnation > {before}",
+        cluster.address(name)
+    );
+    await_true(client, &format!("SELECT (count(*) > 0)::int::bigint {of_it}")).await;
+    one(client, &format!("SELECT max(incarnation)::bigint {of_it}")).await
+}
 
 /// A table that is written all the time, so that there are runs to be merged.
 struct Writer {
@@ -39,15 +47,14 @@ async fn a_task_of_a_stopped_compactor_is_given_to_the_other() {
     let client = cluster.connect("frontend1").await;
     client.batch_execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)").await.unwrap();
     let mut writer = Writer { client, rows: 0 };
-    let mut ids: Vec<i64> = one(&writer.client, COMPACTORS).await;
-    let other = ids.pop().unwrap();
-    assert_eq!(ids.len(), 1);
+    let mut stopped = incarnation_of("compactor1", 0, &cluster, &writer.client).await;
+    let other = incarnation_of("compactor2", 0, &cluster, &writer.client).await;
     let deadline = Instant::now() + LIMIT * 2;
     // It may be given nothing while it is stopped.
     loop {
         assert!(Instant::now() < deadline, "none of its tasks was taken back");
         cluster.process("compactor1").signal("STOP");
-        let taken_back = format!("process={}", ids[0]);
+        let taken_back = format!("process={stopped}");
         let is_taken_back = |log: String| {
             let mut lines = log.lines().filter(|l| l.contains("a compaction is taken back"));
             lines.any(|line| line.contains(&taken_back))
@@ -65,8 +72,7 @@ async fn a_task_of_a_stopped_compactor_is_given_to_the_other() {
         // It has been fenced.
         cluster.process("compactor1").kill();
         cluster.begin("compactor1");
-        ids = one(&writer.client, COMPACTORS).await;
-        ids.retain(|id| *id != other);
+        stopped = incarnation_of("compactor1", stopped, &cluster, &writer.client).await;
     }
     let before = cluster.objects_of(other as u64);
     let deadline = Instant::now() + LIMIT;
@@ -102,8 +108,8 @@ async fn a_compactor_that_ends_leaves_and_its_task_is_another_one_s() {
     let client = cluster.connect("frontend1").await;
     client.batch_execute("CREATE TABLE t (id bigint PRIMARY KEY, v text)").await.unwrap();
     let mut writer = Writer { client, rows: 0 };
-    let ids: Vec<i64> = one(&writer.client, COMPACTORS).await;
-    let (mut ending, other) = (ids[0], ids[1]);
+    let mut ending = incarnation_of("compactor1", 0, &cluster, &writer.client).await;
+    let other = incarnation_of("compactor2", 0, &cluster, &writer.client).await;
     let deadline = Instant::now() + LIMIT * 2;
     let ended = loop {
         assert!(Instant::now() < deadline, "it has never had a task");
@@ -127,15 +133,7 @@ async fn a_compactor_that_ends_leaves_and_its_task_is_another_one_s() {
             break ended;
         }
         cluster.begin("compactor1");
-        let newer = format!(
-            "SELECT count(*) FROM millrace_catalog.processes \
-             WHERE roles = ARRAY['compactor'] AND incarnation > {}",
-            ending.max(other)
-        );
-        await_true(&writer.client, &newer).await;
-        let newest = "SELECT max(incarnation)::bigint FROM millrace_catalog.processes \
-                      WHERE roles = ARRAY['compactor']";
-        ending = one(&writer.client, newest).await;
+        ending = incarnation_of("compactor1", ending, &cluster, &writer.client).await;
     };
     let log = cluster.process("compactor1").log();
     assert!(log.contains("stopping") && !log.contains("this one ends"), "{log}");
